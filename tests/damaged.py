@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -146,12 +147,13 @@ def pairs(directory: Path) -> Path:
 
 
 def read_pairs(path: Path) -> None:
-    from pointup.datasets.pair_dataset import find_bad_samples, open_pairs, read_pair
+    from pointup.datasets.pair_dataset import open_samples
 
-    table = open_pairs(path.parent.parent, "train")
-    find_bad_samples(table, min_points=5)
-    for row in range(len(table)):
-        read_pair(table, row).clouds()
+    shutil.rmtree(path.parent.parent / "samples", ignore_errors=True)
+    samples = open_samples(path.parent.parent, "train")
+    bad = {sample.index for sample in samples.bad_samples(min_points=5)}
+    for index in set(range(len(samples))) - bad:
+        samples.pair(index).clouds()
 
 
 def read_cloud(path: Path) -> None:

@@ -14,7 +14,7 @@ from scipy.spatial import cKDTree
 from pointup.datasets.checks import notes_on_pairs
 from pointup.datasets.dataset_units import dataset_unit
 from pointup.datasets.held_out import SURVEYS, HeldOut, measure_held_out
-from pointup.datasets.pair_dataset import open_pairs, open_samples, read_pair
+from pointup.datasets.pair_dataset import open_samples
 from pointup.datasets.samples import (
     SAMPLES_PER_CALL,
     BadSample,
@@ -272,8 +272,9 @@ def write_dataset_view(dataset: str, splits: Sequence[Split], path: Path) -> Non
 
 def _pairs_to_show(dataset: str, split: Split, number: int) -> list[ShownPair]:
     """Pairs at equal intervals of a split; bad samples are left out."""
-    table, unit = open_pairs(dataset, split.name), _unit(dataset)
-    pairs = [read_pair(table, row) for row in _at_intervals(len(table), split.bad, number).tolist()]
+    samples, unit = open_samples(dataset, split.name), _unit(dataset)
+    rows = _at_intervals(len(samples), split.bad, number).tolist()
+    pairs = map(samples.pair, rows)
     return [
         ShownPair(
             f"{split.name}: {pair.name}",

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
 
 from pointup.datasets.columns import unpack_points
 from pointup.datasets.pair import POINT_COLUMNS
@@ -19,10 +18,8 @@ from pointup.datasets.samples import (
     PLACE,
     SCHEMA,
     TRIPLE,
-    BadSample,
     Samples,
     UnreadableSample,
-    bad_surface,
 )
 from pointup.errors import DataError
 from pointup.processes import results_of
@@ -31,39 +28,6 @@ MIN_EXTENT = 1e-6
 MAX_EXTENT = 1e5
 FARTHEST_APART = 0.25
 """Of source and target, along an axis, in longest sides of the source."""
-
-
-def find_bad_samples(
-    dataset: Dataset, min_points: int, folder: str | Path | None = None
-) -> list[BadSample]:
-    """Find the samples that can't be used, in the order of the dataset, each with one reason.
-
-    A source or target is bad if
-
-    - it is empty, has fewer than `min_points` points, or one of its points is missing;
-    - its number of points differs from `num_source` or `num_target`;
-    - a coordinate is not finite, or all its points coincide;
-    - its extent (the longest side of its bounding box) is outside 1e-6 to 1e5 units;
-    - both lie apart along an axis, by more than a quarter of the source's extent.
-
-    Normals must be finite and match the target in number; `resample` must be finite. If `folder`,
-    the directory of the dataset, is given, the surface file of each sample must exist in
-    `folder/surfaces` and be undamaged.
-    """
-    bad: list[BadSample] = []
-    start = 0
-    for table in dataset.with_format("arrow").iter(batch_size=256):
-        reasons = check_samples(table, min_points).reasons
-        if folder is not None and "surface" in table.column_names:
-            for i, file in enumerate(table["surface"].to_pylist()):
-                reasons[i] = reasons[i] or (bad_surface(Path(folder), file) if file else "")
-        bad += [
-            BadSample(start + i, table["name"][i].as_py(), reason)
-            for i, reason in enumerate(reasons)
-            if reason
-        ]
-        start += len(table)
-    return bad
 
 
 @dataclass(frozen=True)
@@ -83,10 +47,17 @@ class CheckedSamples:
     source_extent: np.ndarray
 
 
-def check_samples(table: pa.Table, min_points: int) -> CheckedSamples:
-    """Check the point columns of samples; `find_bad_samples` says what is bad.
+def check_samples(table: pa.Table) -> CheckedSamples:
+    """Check the point columns of samples. A source or target is bad if
 
-    Without the columns `num_source` and `num_target`, the numbers of points aren't compared.
+    - it is empty, or one of its points is missing;
+    - its number of points differs from `num_source` or `num_target`;
+    - a coordinate is not finite, or all its points coincide;
+    - its extent (the longest side of its bounding box) is outside 1e-6 to 1e5 units;
+    - both lie apart along an axis, by more than a quarter of the source's extent.
+
+    Normals must be finite and match the target in number; `resample` must be finite. Without the
+    columns `num_source` and `num_target`, the numbers of points aren't compared.
     """
     number = len(table)
     reasons = [""] * number
@@ -102,7 +73,7 @@ def check_samples(table: pa.Table, min_points: int) -> CheckedSamples:
             has_numbers = f"num_{column}" in table.column_names
             stated = table[f"num_{column}"].to_numpy() if has_numbers else sizes
             boxes[column] = _bounds(values, ptr)
-            found += _bad_clouds(values, ptr, boxes[column], stated, column, min_points)
+            found += _bad_clouds(values, ptr, boxes[column], stated, column)
         else:
             found += _not_finite(values, ptr, column)
         if column == "target":
@@ -174,7 +145,6 @@ def _bad_clouds(
     bounds: tuple[np.ndarray, np.ndarray],
     stated: np.ndarray,
     column: str,
-    min_points: int,
 ) -> Reasons:
     sizes = np.diff(ptr)
     with np.errstate(invalid="ignore"):
@@ -188,8 +158,6 @@ def _bad_clouds(
         elif not np.isfinite(extent[i]):
             number = int((~np.isfinite(values[ptr[i] : ptr[i + 1]])).any(axis=1).sum())
             reason = f"{column} has {number} points that are not finite"
-        elif size < min_points:
-            reason = f"{column} has {size} points, fewer than {min_points}"
         elif extent[i] == 0 and size > 1:
             reason = f"{column} has all its {size} points in one place"
         elif size > 1 and not MIN_EXTENT <= extent[i] <= MAX_EXTENT:
@@ -338,7 +306,7 @@ def _index_batch(batch: pa.RecordBatch, mapped_at: range, part: Part, first_row:
     except pa.ArrowInvalid as error:
         raise DataError(f"{part.path}: is damaged ({error}); restore it") from error
     number = batch.num_rows
-    checked = check_samples(pa.Table.from_batches([batch]), min_points=1)
+    checked = check_samples(pa.Table.from_batches([batch]))
     places = np.full((number, len(PLACE)), -1, np.int64)
     places[:, 0] = part.file
     checksums = [0] * number

@@ -58,34 +58,6 @@ def unpack_points(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return values, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
-def first_points(column: pa.ChunkedArray) -> np.ndarray:
-    """The coordinates (N, 3) float32 of the first cloud of a column, as a read-only view."""
-    triples = column[0].values
-    if triples is None:
-        return np.empty((0, 3), np.float32)
-    return triples.flatten().to_numpy(zero_copy_only=False).reshape(-1, 3)
-
-
-def standardize(dataset: Dataset, label: str) -> Dataset:
-    """Convert a dataset to pointup's columns and types; other columns are dropped.
-
-    Points are those of `with_float_points`. Missing columns of names, origins and sizes are added.
-    Raises DataError that names the column and the expected type, also if single values of a column
-    are missing.
-    """
-    dataset = _add_missing(with_float_points(dataset, label))
-    for column in dataset.column_names:
-        if dataset.features[column] != FEATURES[column]:
-            try:
-                dataset = dataset.cast_column(column, FEATURES[column])
-            except (pa.ArrowInvalid, TypeError, ValueError) as error:
-                raise DataError(
-                    f"{label}: column {column!r} is {dataset.features[column]}; "
-                    f"expected {FEATURES[column]}"
-                ) from error
-    return dataset
-
-
 def with_float_points(dataset: Dataset, label: str) -> Dataset:
     """A dataset with those of pointup's columns that it has, and points as lists of float32.
 
@@ -193,23 +165,6 @@ def rounded_mean(points: np.ndarray) -> np.ndarray:
     """The mean (3,) of the finite points of a cloud (N, 3), in whole units; zeros without any."""
     finite = points[np.isfinite(points).all(axis=1)]
     return np.round(finite.mean(axis=0)) if len(finite) else np.zeros(3)
-
-
-def _add_missing(dataset: Dataset) -> Dataset:
-    for column in ("name", "origin", "num_source", "num_target"):
-        if column in dataset.column_names:
-            continue
-        if column == "name":
-            values = pa.array([f"sample_{i}" for i in range(len(dataset))], pa.string())
-        elif column == "origin":
-            values = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(3 * len(dataset))), 3)
-        else:
-            lists = dataset.with_format("arrow")[column.removeprefix("num_")][:]
-            values = pa.concat_arrays(
-                [chunk.value_lengths().fill_null(0).cast(pa.int32()) for chunk in _chunks(lists)]
-            )
-        dataset = dataset.add_column(column, values.to_pylist(), feature=FEATURES[column])
-    return dataset
 
 
 def _chunks(column: pa.ChunkedArray | pa.Array) -> list[pa.Array]:

@@ -1,4 +1,4 @@
-"""Opens pair datasets: every column, or the sample tables alone.
+"""Opens pair datasets by their sample tables.
 
 A dataset without a sample table, from the Hub or another tool, is read in full once. Its table is
 kept in `samples/` beside the points, or in the cache if that can't be written.
@@ -19,8 +19,7 @@ import datasets
 import numpy as np
 
 from pointup.datasets.checks import index_parts, parts_of
-from pointup.datasets.columns import first_points, standardize, with_float_points
-from pointup.datasets.pair import POINT_COLUMNS, Pair
+from pointup.datasets.columns import with_float_points
 from pointup.datasets.pair_writer import FOLDER
 from pointup.datasets.samples import Samples, SampleTable, write_sample_table
 from pointup.disk import acquire_lock, written_whole
@@ -32,24 +31,6 @@ HELD_OUT_FRACTION = 0.1
 MAX_WORKERS = 8
 
 logger = logging.getLogger(__name__)
-
-
-def open_pairs(path_or_hub_id: str | Path, split: str) -> datasets.Dataset:
-    """Open one split of a pair dataset, memory-mapped, with pointup's columns.
-
-    Accepts a directory written by `write_pairs` or `save_to_disk` (a single dataset counts as
-    `train`), and everything that `datasets.load_dataset` accepts, such as a Hub id or a directory
-    of Parquet files. Without a split `validation`, a tenth of the train samples (at least one), the
-    same in every call, is held out of `train`; opening `validation` then logs a warning. Raises
-    DataError if the dataset can't be opened, the split is unknown, or a column is missing or of a
-    wrong type.
-    """
-    splits = load_splits(path_or_hub_id)
-    source, held_out = source_of_split(
-        str(path_or_hub_id), split, {n: len(s) for n, s in splits.items()}
-    )
-    dataset = standardize(splits[source], str(path_or_hub_id))
-    return dataset if held_out is None else dataset.select(held_out)
 
 
 def source_of_split(
@@ -85,25 +66,6 @@ def source_of_split(
             number,
         )
     return "train", held_out
-
-
-def read_pair(dataset: datasets.Dataset, row: int) -> Pair:
-    """Read one pair of a dataset of `open_pairs`, as it was written."""
-    table = dataset.with_format("arrow")[row]
-    clouds = {column: first_points(table[column]) for column in POINT_COLUMNS}
-    origin, vertical, surface = (
-        table[column][0].as_py() for column in ("origin", "vertical", "surface")
-    )
-    return Pair(
-        name=table["name"][0].as_py(),
-        source=clouds["source"],
-        target=clouds["target"],
-        origin=np.array(origin),
-        target_normals=clouds["target_normals"] if len(clouds["target_normals"]) else None,
-        resample=clouds["resample"] if len(clouds["resample"]) else None,
-        vertical=vertical is not False,
-        surface=surface or "",
-    )
 
 
 def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
@@ -173,13 +135,18 @@ def open_together(paths_or_hub_ids: Sequence[str | Path], split: str) -> list[Sa
 def open_samples(
     path_or_hub_id: str | Path, split: str, *, draws_validation: bool = True
 ) -> Samples:
-    """Open one split of a pair dataset by its sample table; accepts what `open_pairs` accepts.
+    """Open one split of a pair dataset by its sample table.
 
-    Without a stored split `validation`, the split is drawn from `train` as in `open_pairs`; it is
-    empty if `draws_validation` is false. Makes the sample table if there is none for the data as
-    they are now: one of all processes that call this reads the points, the others wait. Raises
-    DataError if the dataset can't be opened, the split is unknown, a column is missing or of a
-    wrong type, or a file of points is not as long as it was.
+    Accepts a directory written by `write_pairs` or `save_to_disk` (a single dataset counts as
+    `train`), and everything that `datasets.load_dataset` accepts, such as a Hub id or a directory
+    of Parquet files. Without a split `validation`, a tenth of the train samples (at least one), the
+    same in every call, is held out of `train`; opening `validation` then logs a warning. If
+    `draws_validation` is false, the split is empty instead.
+
+    Makes the sample table if there is none for the data as they are now: one of all processes that
+    call this reads the points, the others wait. Raises DataError if the dataset can't be opened,
+    the split is unknown, a column is missing or of a wrong type, or a file of points is not as long
+    as it was.
     """
     label = str(path_or_hub_id)
     tables = {each.name: _table(each, label) for each in _stored_splits(path_or_hub_id)}

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pointup.datasets.checks import find_bad_samples
-from pointup.datasets.opening import open_pairs, open_samples, read_pair
+from pointup.datasets.opening import open_samples
 from pointup.datasets.packing import checked_integer, cropped_sizes
-from pointup.datasets.pair import Pair, surface_path
+from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.datasets.samples import BadSample, JoinedSamples, Samples, UnreadableSample
 from pointup.geometry.grids import morton_codes
@@ -23,11 +22,7 @@ __all__ = [
     "Pair",
     "PairDataset",
     "Samples",
-    "find_bad_samples",
-    "open_pairs",
     "open_samples",
-    "read_pair",
-    "surface_path",
     "write_pairs",
 ]
 

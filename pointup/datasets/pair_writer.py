@@ -41,7 +41,7 @@ def write_pairs(
     info: dict[str, Any],
     surfaces: Mapping[str, Surface] | None = None,
 ) -> None:
-    """Write a pair dataset that `open_pairs` and `datasets.load_from_disk` can read.
+    """Write a pair dataset that `open_samples` and `datasets.load_from_disk` can read.
 
     Pairs are consumed one by one, so that the dataset may be larger than memory. `info` describes
     how the pairs were made. It is written to `pointup.json`, together with `contents`, a digest of

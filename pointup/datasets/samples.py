@@ -331,9 +331,10 @@ class Samples:
         return replace(self, rows=indices if self.rows is None else self.rows[indices])
 
     def bad_samples(self, min_points: int) -> list[BadSample]:
-        """The samples that can't be used, by the table: see `find_bad_samples` for what is bad.
+        """The samples that can't be used, in their order, each with one reason.
 
-        The files of surfaces are looked at; points are not read.
+        They have fewer than `min_points` points on a side, are bad by the table (`check_samples`
+        says what is bad), or their surface file is missing or damaged. Points are not read.
         """
         reasons: dict[int, str] = {}
         unusable = self.table.unusable()

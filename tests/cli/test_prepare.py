@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import load_from_disk
 
 from pointup import processes
 from pointup.cli.main import main
 from pointup.cli.prepare import new_dataset as newdataset
-from pointup.datasets.pair_dataset import open_pairs
 
 OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
@@ -29,7 +29,7 @@ def run(*arguments: object) -> int:
 def read(path: Path, split: str) -> dict[str, dict[str, Any]]:
     """The pairs of a split by name; points are sorted, in the coordinates of the files."""
     pairs = {}
-    for row in open_pairs(path, split):
+    for row in load_from_disk(path)[split]:
         for side in ("source", "target"):
             points = (np.reshape(row[side], (-1, 3)) + row["origin"]).round(3)
             row[side] = points[np.lexsort(points.T)]

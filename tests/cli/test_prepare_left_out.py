@@ -7,10 +7,10 @@ from pathlib import Path
 import las_files
 import numpy as np
 import pytest
+from datasets import load_from_disk
 
 from pointup.cli.main import main
 from pointup.datasets import regions
-from pointup.datasets.pair_dataset import open_pairs
 
 CORNER = np.array([500_000.0, 4_000_000.0, 100.0])
 FIVE_BLOCKS_EACH_WAY = ["--tile", "5", "--block", "2", "--min-points", "4", "--strip", "0"]
@@ -31,7 +31,7 @@ def prepare(*words: object) -> int:
 
 
 def points_of(folder: Path, side: str) -> np.ndarray:
-    rows = [row for split in ("train", "validation") for row in open_pairs(folder, split)]
+    rows = [row for split in load_from_disk(folder).values() for row in split]
     return np.concatenate([np.reshape(row[side], (-1, 3)) + row["origin"] for row in rows])
 
 
@@ -109,7 +109,7 @@ def test_a_file_whose_name_is_not_utf8_is_prepared_and_inspected(
     except OSError:
         pytest.skip("the file system has names in UTF-8 only")
     assert prepare("thin", path, "-o", tmp_path / "out", "--num-workers", 1) == 0
-    names = open_pairs(tmp_path / "out", "train")["name"]
+    names = load_from_disk(tmp_path / "out")["train"]["name"]
     assert names and all(name.startswith("caf\\xe9_") for name in names)
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "out")]) == 0

@@ -7,11 +7,11 @@ from pathlib import Path
 import laspy
 import numpy as np
 import pytest
+from datasets import load_from_disk
 from las_files import write_las
 
 from pointup.cli.main import main
 from pointup.datasets import regions
-from pointup.datasets.pair_dataset import open_pairs
 
 
 def write_survey(path: Path, noise: slice) -> np.ndarray:
@@ -33,7 +33,7 @@ def prepare(*words: object) -> int:
 
 
 def heights(out: Path) -> np.ndarray:
-    rows = [row for split in ("train", "validation") for row in open_pairs(out, split)]
+    rows = [row for split in ("train", "validation") for row in load_from_disk(out)[split]]
     clouds = [np.reshape(row[side], (-1, 3)) for row in rows for side in ("source", "target")]
     origins = [row["origin"][2] for row in rows for _ in range(2)]
     return np.concatenate([c[:, 2] + z for c, z in zip(clouds, origins, strict=True)])

@@ -8,11 +8,11 @@ from pathlib import Path
 import laspy
 import numpy as np
 import pytest
+from datasets import load_from_disk
 from scipy.spatial import cKDTree
 
 from pointup.cli.main import main
 from pointup.datasets import regions
-from pointup.datasets.pair_dataset import open_pairs
 
 WIDTH, NUM_PULSES = 60.0, 4500
 SIDES = ("source", "target")
@@ -54,8 +54,8 @@ def prepare(*words: object) -> int:
 def pairs_of(folder: Path, survey: laspy.LasData) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """The name of each pair, and the indices of the points of source and target in the survey."""
     tree = cKDTree(survey.xyz)
-    for split in ("train", "validation"):
-        for row in open_pairs(folder, split):
+    for split in load_from_disk(folder).values():
+        for row in split:
             found = []
             for side in SIDES:
                 distance, index = tree.query(np.reshape(row[side], (-1, 3)) + row["origin"])
@@ -92,7 +92,7 @@ def test_a_source_is_one_pass_and_its_target_are_the_others(
     assert len(in_name) == 36
     xy = {}
     for split in ("train", "validation"):
-        rows = [(row, side) for row in open_pairs(tmp_path / "out", split) for side in SIDES]
+        rows = [(row, side) for row in load_from_disk(tmp_path / "out")[split] for side in SIDES]
         clouds = [np.reshape(row[side], (-1, 3)) + row["origin"] for row, side in rows]
         xy[split] = np.concatenate(clouds)[:, :2]
     assert cKDTree(xy["train"]).query(xy["validation"])[0].min() > 5 - 1e-3

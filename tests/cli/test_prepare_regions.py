@@ -13,11 +13,12 @@ from pathlib import Path
 import laspy
 import numpy as np
 import pytest
+from datasets import load_from_disk
 from las_files import write_las
 
 from pointup.cli.main import main
 from pointup.datasets import block_pairs, pair_writer, regions
-from pointup.datasets.pair_dataset import open_pairs, open_samples
+from pointup.datasets.pair_dataset import open_samples
 from pointup.datasets.regions import is_held_out
 
 WIDTH = 50.0
@@ -74,7 +75,7 @@ def test_each_tile_is_a_pair_once_and_no_training_point_is_near_validation(
     assert info["regions"] > 4 and len(list((undisturbed / "train").glob("*.arrow"))) > 4
     held, names = [], []
     for split in ("train", "validation"):
-        pairs = open_pairs(undisturbed, split)
+        pairs = load_from_disk(undisturbed)[split]
         assert list(open_samples(undisturbed, split).names) == pairs["name"]
         tiles = np.array([name.split("_")[1:] for name in pairs["name"]], dtype=np.int64)
         held.append(is_held_out(tiles // 2, 0.1, 0))
@@ -83,9 +84,9 @@ def test_each_tile_is_a_pair_once_and_no_training_point_is_near_validation(
     # 900 tiles of 5 m; each has about 6 points of the sparse survey.
     assert 700 < len(names) <= 900
     points, boxes = [], []
-    for row in open_pairs(undisturbed, "train"):
+    for row in load_from_disk(undisturbed)["train"]:
         points.append(np.reshape(row["target"], (-1, 3)) + row["origin"])
-    for name in open_pairs(undisturbed, "validation")["name"]:
+    for name in load_from_disk(undisturbed)["validation"]["name"]:
         boxes.append(np.array(name.split("_")[1:], dtype=float) * 5)
     xy = np.concatenate(points)[:, :2]
     for low in boxes:
@@ -142,11 +143,7 @@ def test_thinning_by_regions_gives_the_pairs_of_thinning_at_once(
     assert thin(surveys, tmp_path / "once", "--validation", 0) == 0
     # A dataset without validation pairs is split when it is opened.
     by_regions, at_once = (
-        {
-            row["name"]: row
-            for split in ("train", "validation")
-            for row in open_pairs(tmp_path / name, split)
-        }
+        {row["name"]: row for split in load_from_disk(tmp_path / name).values() for row in split}
         for name in ("regions", "once")
     )
     # 15 x 15 tiles of 10 m with 80 points each.
@@ -286,7 +283,7 @@ def test_a_file_that_can_not_be_used_is_named_once_and_the_rest_is_prepared(
     lines = [line for line in capsys.readouterr().err.splitlines() if "left out: " in line]
     assert len(lines) == 2 and "4.las" in lines[0] + lines[1]
     assert any("outside of the extent in its header" in line for line in lines)
-    names = open_pairs(tmp_path / "pairs", "train")["name"]
+    names = load_from_disk(tmp_path / "pairs")["train"]["name"]
     assert not any(name.startswith("tile_100015_80001") for name in names)
     assert len(names) > 400
 

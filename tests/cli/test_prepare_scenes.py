@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import load_from_disk
 
 from pointup.cli.main import main
 from pointup.cli.prepare.scenes import ALL_KINDS
 from pointup.datasets.dataset_units import dataset_unit
-from pointup.datasets.pair_dataset import open_pairs
 from pointup.geometry.surfaces import Surface
 from pointup.io.length_unit import METRE
 from pointup.synthetic.landscapes import KINDS, SHARES
@@ -33,7 +33,7 @@ def test_validation_scenes_have_a_second_survey_and_their_surface(tmp_path: Path
     options = ["--num-pairs", 4, "--validation", 0.5, "--kinds", "field", "shrubs"]
     assert run(*options, *SMALL, "-o", tmp_path / "out") == 0
     for split in ("train", "validation"):
-        rows = list(open_pairs(tmp_path / "out", split))
+        rows = list(load_from_disk(tmp_path / "out")[split])
         assert [str(row["name"]) for row in rows] == [
             f"field_{split}_00000",
             f"shrubs_{split}_00001",
@@ -59,7 +59,7 @@ def test_scenes_do_not_depend_on_the_number_of_workers(tmp_path: Path, monkeypat
     assert run(*options, "-o", tmp_path / "one") == 0
     assert run(*options, "--num-workers", 2, "-o", tmp_path / "two") == 0
     one, two = (
-        open_pairs(tmp_path / name, "train").with_format("arrow")[:] for name in ("one", "two")
+        load_from_disk(tmp_path / name)["train"].with_format("arrow")[:] for name in ("one", "two")
     )
     assert one == two
 

@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from datasets import Dataset
 from runs import options
 
-from pointup.datasets.checks import coarse_step, find_bad_samples, notes_on_pairs
+from pointup.datasets.checks import check_samples, coarse_step, notes_on_pairs
 from pointup.datasets.columns import pack_points
 from pointup.datasets.pair import surface_path
-from pointup.datasets.pair_dataset import Pair, open_pairs, open_samples, write_pairs
+from pointup.datasets.pair_dataset import Pair, open_samples, write_pairs
 from pointup.errors import DataError
 from pointup.geometry.surfaces import Surface
 from pointup.training.datasets import open_training_data
@@ -69,7 +69,7 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_every_bad_column_is_found_and_good_samples_are_not(damaged: Path) -> None:
-    found = find_bad_samples(open_pairs(damaged, "train"), 5, damaged)
+    found = open_samples(damaged, "train").bad_samples(5)
     assert [sample.name for sample in found] == list(REASONS)
     assert [sample.index for sample in found] == [1, 3, 5, 7]
     for sample in found:
@@ -99,15 +99,13 @@ def test_a_missing_point_makes_only_its_own_sample_bad() -> None:
     source = pa.concat_arrays([whole.slice(0, 1), hurt.cast(whole.type), whole.slice(2, 1)])
     table = pa.table(
         {
-            "name": ["a", "b", "c"],
             "source": source,
             "target": whole,
             "num_source": pa.array([6, 3, 8]),
             "num_target": pa.array([6, 7, 8]),
         }
     )
-    (bad,) = find_bad_samples(Dataset(table), 2)
-    assert (bad.index, bad.name, bad.reason) == (1, "b", "a point is missing")
+    assert check_samples(table).reasons == ["", "a point is missing", ""]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +127,7 @@ def test_missing_values_of_a_column_raise_one_line_with_the_dataset_and_the_reme
     given = Dataset.from_dict({"source": points, "target": points, column: values})
     given.save_to_disk(tmp_path / "given")
     with pytest.raises(DataError, match="leave the column out") as error:
-        open_pairs(tmp_path / "given", "train")
+        open_samples(tmp_path / "given", "train")
     for text in (str(tmp_path / "given"), repr(column)):
         assert text in str(error.value)
     assert "\n" not in str(error.value)
@@ -141,7 +139,7 @@ def test_the_column_vertical_may_have_missing_values(tmp_path: Path) -> None:
     features = datasets.Dataset.from_dict(columns)
     features.save_to_disk(tmp_path / "given")
     for split in ("train", "validation"):
-        assert not find_bad_samples(open_pairs(tmp_path / "given", split), 2, tmp_path / "given")
+        assert not open_samples(tmp_path / "given", split).bad_samples(2)
 
 
 @pytest.mark.parametrize(
@@ -168,20 +166,10 @@ def test_a_surface_path_of_a_linked_dataset_is_in_its_folder(tmp_path: Path) -> 
 
 def test_pairs_whose_sides_lie_apart_are_bad() -> None:
     shifted = [cloud(40, 1) + np.float32([0, shift, 0]) for shift in (0.9, -1.1, 1.5, -167)]
-    dataset = Dataset.from_dict(
-        {
-            "name": list("abcd"),
-            "source": pack_points([cloud(20)] * 4).to_pylist(),
-            "target": pack_points(shifted).to_pylist(),
-            "num_source": [20] * 4,
-            "num_target": [40] * 4,
-        }
-    )
-    found = find_bad_samples(dataset, 5)
-    assert [sample.name for sample in found] == ["c", "d"]
-    assert [float(sample.reason.split()[-2]) for sample in found] == pytest.approx(
-        [0.5, 166], abs=0.2
-    )
+    sides = {"source": pack_points([cloud(20)] * 4), "target": pack_points(shifted)}
+    first, second, *apart = check_samples(pa.table(sides)).reasons
+    assert (first, second) == ("", "")
+    assert [float(text.split()[-2]) for text in apart] == pytest.approx([0.5, 166], abs=0.2)
 
 
 UTM = np.array([450_000.0, 4_100_000.0, 200.0])

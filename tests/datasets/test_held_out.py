@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import load_from_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
 from pointup.cli.main import main
 from pointup.datasets.held_out import measure_held_out
-from pointup.datasets.pair_dataset import open_pairs, open_samples
+from pointup.datasets.pair_dataset import open_samples
 from pointup.datasets.survey_tiles import HeldOutTiles, away_from, hold_out, split_few
 
 OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])
@@ -36,7 +37,7 @@ def prepare(folder: Path, *options: Any) -> int:
 
 def points_of(folder: Path, split: str) -> np.ndarray:
     """All points (N, 2) of a split in the coordinates of the files."""
-    dataset = open_pairs(folder / "out", split)
+    dataset = load_from_disk(folder / "out")[split]
     clouds = [
         np.reshape(row[side], (-1, 3)) + row["origin"]
         for row in dataset
@@ -169,7 +170,7 @@ def test_source_and_target_of_a_pair_cut_by_the_strip_cover_the_same_ground(tmp_
     inputs = ["--source", tmp_path / "sparse.npy", "--target", tmp_path / "dense.npy"]
     assert prepare(tmp_path, "pairs", *inputs, "--strip", 4) == 0
     cut = 0
-    for row in open_pairs(tmp_path / "out", "train"):
+    for row in load_from_disk(tmp_path / "out")["train"]:
         source, target = (np.reshape(row[side], (-1, 3)) for side in ("source", "target"))
         for one, other in ((source, target), (target, source)):
             assert np.abs(one.min(axis=0) - other.min(axis=0)).max() < 0.3
@@ -277,11 +278,11 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
     (tmp_path / "a").rename(tmp_path / "gone")
     join(("first", "b"), "later")
     (tmp_path / "gone").rename(tmp_path / "a")
-    direct, later = (open_pairs(tmp_path / name, "train") for name in ("direct", "later"))
+    direct, later = (load_from_disk(tmp_path / name)["train"] for name in ("direct", "later"))
     assert len(direct) == len(later)
 
     def points(split: str, numbers: str) -> list[np.ndarray]:
-        rows = [row for row in open_pairs(tmp_path / "out", split) if row["name"][0] in numbers]
+        rows = [row for row in load_from_disk(tmp_path / "out")[split] if row["name"][0] in numbers]
         return [np.reshape(row["target"], (-1, 3))[:, :2] + row["origin"][:2] for row in rows]
 
     validation = np.concatenate(points("validation", "01"))
@@ -289,7 +290,7 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
     assert min(gap_between(validation, pair) for pair in train) >= 2 - 1e-4
     # Only the pairs that touch validation points are left out.
     for number, name, other in (("0", "a", "b"), ("1", "b", "a")):
-        before = open_pairs(tmp_path / name, "train")
+        before = load_from_disk(tmp_path / name)["train"]
         held = points("validation", "1" if other == "b" else "0")
         far = 0
         for row in before:
@@ -297,7 +298,7 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
             xy = np.concatenate(clouds)[:, :2] + row["origin"][:2]
             sources = [
                 np.reshape(r["source"], (-1, 3))[:, :2] + r["origin"][:2]
-                for r in open_pairs(tmp_path / other, "validation")
+                for r in load_from_disk(tmp_path / other)["validation"]
             ]
             far += gap_between(np.concatenate([*held, *sources]), xy) >= 2 - 1e-4
         assert len(points("train", number)) == far
@@ -322,7 +323,7 @@ def test_separate_files_are_compared_with_the_same_file_of_another_dataset_only(
         return {
             row["name"]: np.concatenate([np.reshape(row[s], (-1, 3)) for s in ("source", "target")])
             + row["origin"]
-            for row in open_pairs(folder, split)
+            for row in load_from_disk(folder)[split]
         }
 
     kept = clouds(tmp_path / "out", "train").keys()

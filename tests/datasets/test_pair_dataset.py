@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ from scipy.spatial import cKDTree
 from scipy.spatial.distance import pdist
 
 from pointup.datasets import pair_dataset
-from pointup.datasets.columns import standardize
 from pointup.datasets.opening import load_splits
 from pointup.datasets.pair_dataset import (
     SCALES,
@@ -30,9 +30,7 @@ from pointup.datasets.pair_dataset import (
     augment_pair,
     crop_pair,
     estimate_spacing,
-    find_bad_samples,
     in_spatial_order,
-    open_pairs,
     open_samples,
     random_rotation,
     spatial_order,
@@ -77,14 +75,13 @@ def test_float64_columns_of_other_shapes_are_converted_without_losing_digits(tmp
     targets = [cloud(7, i).astype(float) + UTM for i in range(3)]
     columns = {"source": [s.tolist() for s in sources], "target": [t.tolist() for t in targets]}
     given = saved(tmp_path / "given", columns, features)
-    dataset = open_pairs(given, "train")
-    assert dataset.features["source"] == List(List(Value("float32"), length=3))
-    for row in dataset:
-        i = int(row["name"].removeprefix("sample_"))
-        assert np.abs(np.array(row["source"]) + row["origin"] - sources[i]).max() < 1e-6
-        assert np.abs(np.array(row["target"]) + row["origin"] - targets[i]).max() < 1e-6
-        assert (row["num_source"], row["num_target"]) == (5, 7)
-    assert PairDataset(open_samples(given, "train"))[0].pos.abs().max() < 2
+    samples = open_samples(given, "train")
+    for pair in map(samples.pair, range(len(samples))):
+        i = int(pair.name.removeprefix("sample_"))
+        assert pair.source.dtype == pair.target.dtype == np.float32
+        assert np.abs(pair.source + pair.origin - sources[i]).max() < 1e-6
+        assert np.abs(pair.target + pair.origin - targets[i]).max() < 1e-6
+        assert np.abs(pair.source).max() < 2
 
 
 @pytest.mark.parametrize(
@@ -98,7 +95,7 @@ def test_float64_columns_of_other_shapes_are_converted_without_losing_digits(tmp
 )
 def test_a_missing_or_wrong_column_is_named_with_the_expected_type(tmp_path, columns, message):
     with pytest.raises(DataError, match=message) as error:
-        open_pairs(saved(tmp_path / "given", columns), "train")
+        open_samples(saved(tmp_path / "given", columns), "train")
     assert "expected" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -118,7 +115,7 @@ def test_a_path_without_a_dataset_raises_a_one_line_error(tmp_path):
         (tmp_path / "pairs", "test", "no split 'test'; there are: train"),
     ):
         with pytest.raises(PointupError, match=message) as error:
-            open_pairs(path, split)
+            open_samples(path, split)
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
 
@@ -139,19 +136,19 @@ def test_a_folder_is_opened_by_the_name_of_the_working_directory(tmp_path, monke
 def test_without_a_validation_split_the_same_tenth_is_held_out_with_a_warning(tmp_path, caplog):
     write_pairs(pairs(30), [], tmp_path / "pairs", {})
     with caplog.at_level(logging.WARNING):
-        validation = open_pairs(tmp_path / "pairs", "validation")["name"][:]
+        validation = list(open_samples(tmp_path / "pairs", "validation").names)
     assert "no validation split: 3 of its 30" in caplog.text
-    train = open_pairs(tmp_path / "pairs", "train")["name"][:]
+    train = list(open_samples(tmp_path / "pairs", "train").names)
     assert len(validation) == 3
     assert sorted(train + validation) == sorted(f"p{i}" for i in range(30))
-    assert open_pairs(tmp_path / "pairs", "validation")["name"][:] == validation
+    assert list(open_samples(tmp_path / "pairs", "validation").names) == validation
 
 
 def test_one_sample_can_be_trained_on_but_not_split(tmp_path):
     write_pairs(pairs(1), [], tmp_path / "pairs", {})
-    assert len(open_pairs(tmp_path / "pairs", "train")) == 1
+    assert len(open_samples(tmp_path / "pairs", "train")) == 1
     with pytest.raises(DataError, match="one sample can't be split"):
-        open_pairs(tmp_path / "pairs", "validation")
+        open_samples(tmp_path / "pairs", "validation")
 
 
 def test_every_kind_of_bad_sample_is_found_and_good_ones_are_not(tmp_path):
@@ -169,9 +166,8 @@ def test_every_kind_of_bad_sample_is_found_and_good_ones_are_not(tmp_path):
     for name, (pair, _) in bad.items():
         pair.name = name
     written = [p for name in bad for p in (Pair(f"good {name}", good, good), bad[name][0])]
-    write_pairs(written, [], tmp_path / "pairs", {})
-    dataset = datasets.load_from_disk(tmp_path / "pairs")["train"]
-    found = find_bad_samples(dataset, min_points=5)
+    write_pairs(written, pairs(1), tmp_path / "pairs", {})
+    found = open_samples(tmp_path / "pairs", "train").bad_samples(min_points=5)
     assert [(b.index, b.name) for b in found] == [
         (i, p.name) for i, p in enumerate(written) if not p.name.startswith("good")
     ]
@@ -179,12 +175,15 @@ def test_every_kind_of_bad_sample_is_found_and_good_ones_are_not(tmp_path):
         assert re.search(bad[sample.name][1], sample.reason)
 
 
-def test_sizes_that_differ_from_the_columns_are_found():
+def test_sizes_that_differ_from_the_columns_are_found(tmp_path):
     points = [cloud(6).tolist()] * 3
     columns = {"source": points, "target": points, "num_target": [6, 9, 6]}
     columns["target_normals"] = [[], [], points[0][:2]]
-    dataset = standardize(Dataset.from_dict(columns), "given")
-    assert {bad.name: bad.reason for bad in find_bad_samples(dataset, min_points=1)} == {
+    columns["name"] = [f"sample_{i}" for i in range(3)]
+    both = dict.fromkeys(("train", "validation"), Dataset.from_dict(columns))
+    datasets.DatasetDict(both).save_to_disk(tmp_path)
+    bad = open_samples(tmp_path, "train").bad_samples(min_points=1)
+    assert {sample.name: sample.reason for sample in bad} == {
         "sample_1": "num_target is 9, but target has 6 points",
         "sample_2": "2 normals for 6 points",
     }
@@ -287,8 +286,9 @@ def test_offsets_beyond_the_end_of_a_damaged_file_are_an_error_at_opening(tmp_pa
     damaged = table.set_column(table.column_names.index("name"), table.schema.field("name"), names)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(damaged)
+    shutil.rmtree(tmp_path / "data" / "samples")
     with pytest.raises(DataError, match=r"data: can't be opened: .*offset"):
-        open_pairs(tmp_path / "data", "train")
+        open_samples(tmp_path / "data", "train")
 
 
 def sheet(num_points: int, rng: np.random.Generator) -> np.ndarray:

@@ -7,17 +7,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
+from datasets import load_from_disk
 from test_pair_dataset import UTM, cloud, pairs
 
 from pointup.datasets.pair_dataset import (
     Pair,
     PairDataset,
-    open_pairs,
     open_samples,
-    read_pair,
     write_pairs,
 )
 from pointup.errors import DataError, FileError
@@ -35,7 +33,7 @@ def test_pairs_are_read_as_they_were_written(tmp_path):
         surface="tile.npz",
     )
     write_pairs([full, *pairs(3)], pairs(2, "v"), tmp_path / "pairs", {"made_by": "test"})
-    dataset = open_pairs(tmp_path / "pairs", "train")
+    dataset = load_from_disk(tmp_path / "pairs")["train"]
     row = dataset[0]
     for column in ("source", "target", "target_normals", "resample", "origin"):
         assert np.array_equal(row[column], getattr(full, column)), column
@@ -52,10 +50,10 @@ def test_pairs_are_read_as_they_were_written(tmp_path):
     assert "target_normals" not in second
     assert second.vertical
 
-    assert open_pairs(tmp_path / "pairs", "validation")["name"][:] == ["v0", "v1"]
+    assert load_from_disk(tmp_path / "pairs")["validation"]["name"][:] == ["v0", "v1"]
     info = json.loads((tmp_path / "pairs" / "pointup.json").read_text())
     assert info["made_by"] == "test" and info["contents"].keys() == {"train", "validation"}
-    assert sorted(datasets.load_from_disk(tmp_path / "pairs")) == ["train", "validation"]
+    assert sorted(load_from_disk(tmp_path / "pairs")) == ["train", "validation"]
 
 
 def test_surfaces_are_saved_beside_the_pairs(tmp_path):
@@ -81,7 +79,7 @@ def test_an_existing_directory_is_not_overwritten(tmp_path):
     write_pairs(pairs(1), [], tmp_path / "pairs", {})
     with pytest.raises(FileError, match="exists already"):
         write_pairs(pairs(2), [], tmp_path / "pairs", {})
-    assert len(open_pairs(tmp_path / "pairs", "train")) == 1
+    assert len(load_from_disk(tmp_path / "pairs")["train"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_map_coordinates_are_stored_relative_to_the_mean_of_the_source(tmp_path)
     )
     before = copy.deepcopy(far)
     write_pairs([far], [], tmp_path / "pairs", {})
-    read = read_pair(open_pairs(tmp_path / "pairs", "train"), 0)
+    read = open_samples(tmp_path / "pairs", "train").pair(0)
     for column in ("source", "target", "resample"):
         given, stored = getattr(far, column), getattr(read, column)
         assert np.abs(stored + read.origin - (given + far.origin)).max() < 1e-6, column
@@ -126,8 +124,7 @@ def test_float64_points_near_the_origin_keep_it_and_points_that_are_not_finite_s
     hole = cloud(500) + UTM
     hole[3, 1] = np.nan
     write_pairs([near, Pair("hole", hole, hole)], pairs(1), tmp_path / "pairs", {})
-    dataset = open_pairs(tmp_path / "pairs", "train")
-    first, second = read_pair(dataset, 0), read_pair(dataset, 1)
+    first, second = map(open_samples(tmp_path / "pairs", "train").pair, (0, 1))
     assert np.array_equal(first.target, near.target.astype(np.float32))
     assert not first.origin.any()
     assert np.isnan(second.source[3, 1])

@@ -189,7 +189,7 @@ def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_pat
 def test_pairs_are_measured_as_pointup_upsample_writes_them(model: Path, tmp_path: Path) -> None:
     from conftest import wavy_pair
 
-    from pointup.datasets.pair_dataset import open_pairs, read_pair
+    from pointup.datasets.pair_dataset import open_samples
     from pointup.datasets.pair_writer import write_pairs
 
     rng = np.random.default_rng(0)
@@ -204,7 +204,7 @@ def test_pairs_are_measured_as_pointup_upsample_writes_them(model: Path, tmp_pat
         "pairs", tmp_path / "pairs", "--model", model, "--as-written", "--ratio", 3, "--json", path
     )
     for number, found in enumerate(figures_of(path)["pairs"]):
-        pair = read_pair(open_pairs(tmp_path / "pairs", "validation"), number)
+        pair = open_samples(tmp_path / "pairs", "validation").pair(number)
         assert found["name"] == pair.name and pair.vertical == (number == 0)
         expected = []
         for above_ground in (pair.vertical, not pair.vertical):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import load_from_disk
 from scipy.spatial import cKDTree
 
-from pointup.datasets.pair_dataset import PairDataset, open_pairs, open_samples
+from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.default_dataset import (
@@ -38,7 +39,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_default_dataset_has_normals_second_samplings_and_surfaces(cache) -> None:
     directory = small(cache)
-    train, validation = (open_pairs(directory, split) for split in ("train", "validation"))
+    train, validation = (load_from_disk(directory)[split] for split in ("train", "validation"))
     assert (len(train), len(validation)) == (3, 2)
     assert set(train["surface"]) == {""}
     for index, (row, sample) in enumerate(
@@ -109,7 +110,7 @@ def test_samples_do_not_depend_on_the_number_of_workers(cache, tmp_path) -> None
     # Some samples take longer than others, so that they are finished in another order.
     default_pairs(tmp_path / "two", 0, 3, 2, num_workers=2)
     for split in ("train", "validation"):
-        one, two = (open_pairs(path, split) for path in (small(cache), tmp_path / "two"))
+        one, two = (load_from_disk(path)[split] for path in (small(cache), tmp_path / "two"))
         assert one.with_format("arrow")[:] == two.with_format("arrow")[:]
 
 
