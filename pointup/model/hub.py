@@ -28,6 +28,7 @@ from safetensors.torch import load_model, save, save_file
 from torch import Tensor, nn
 
 from pointup.errors import ModelError
+from pointup.model.calibration import Calibration
 from pointup.model.config import ModelConfig
 
 logger = logging.getLogger("pointup")
@@ -78,6 +79,8 @@ class StoredModel(PyTorchModelHubMixin):
     """A model stored with its `config`, whose format and options are checked before loading."""
 
     config: ModelConfig
+    calibration: Calibration | None = None
+    """Of the predicted errors; None for a model that predicts none, or was never calibrated."""
     source_card: SourceCard | None = None
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
@@ -93,7 +96,10 @@ class StoredModel(PyTorchModelHubMixin):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(card.text)
         if kwargs.get("config") is None:  # As `push_to_hub` passes it on.
-            kwargs["config"] = {"format": FORMAT, **asdict(self.config)}
+            stored = {"format": FORMAT, **asdict(self.config)}
+            if self.calibration:
+                stored["calibration"] = asdict(self.calibration)
+            kwargs["config"] = stored
         return super().save_pretrained(save_directory, **kwargs)
 
     def fingerprint(self) -> str:
@@ -159,6 +165,8 @@ class StoredModel(PyTorchModelHubMixin):
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
         model.eval()
+        if "calibration" in stored:
+            model.calibration = read_calibration(name, stored["calibration"])
         card = read_card(name, **download)
         if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
             model.source_card = SourceCard(card, model.fingerprint())
@@ -191,9 +199,19 @@ def check_shapes(name: str, weights: Path, expected: Mapping[str, Tensor]) -> No
             )
 
 
+def read_calibration(name: str, stored: Any) -> Calibration:
+    """The `calibration` of a config.json. Raises ModelError for an invalid one."""
+    try:
+        return Calibration(**stored)
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"{name}: config.json: calibration: {error}; copy the model directory again"
+        ) from None
+
+
 def check_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
     """Raise ModelError for invalid options of a config.json, or of those that replace them."""
-    if unknown := sorted(stored.keys() - OPTIONS - {"format"}):
+    if unknown := sorted(stored.keys() - OPTIONS - {"format", "calibration"}):
         logger.warning(
             "%s: config.json has options that this version of pointup doesn't know: %s; ignored",
             name, ", ".join(unknown)[:200],

@@ -11,6 +11,9 @@ PARENT, DISTANCE = "parent_index", "distance_to_measured"
 """Attributes that an upsampled cloud has in addition to `SYNTHETIC`, which is 1 for a new point and
 0 for a measured one: the index of the parent point in the input; the distance to the nearest
 measured point."""
+UNCERTAINTY = "uncertainty"
+"""Attribute of new points: the distance to the true surface that nine in ten of those with this
+value stay within; 0 for measured points."""
 PARENT_TYPE = np.dtype(np.uint32)
 
 NUM_NEIGHBORS = 3
@@ -104,12 +107,18 @@ def classify_ground(
     )
 
 
-def added_dimensions(like: PointCloud) -> list[ExtraDimension]:
-    """The attributes that an upsampled cloud has in addition to those of the input `like`."""
+def added_dimensions(
+    like: PointCloud, has_uncertainty: bool, unit: str = ""
+) -> list[ExtraDimension]:
+    """The attributes that an upsampled cloud has in addition to those of the input `like`, whose
+    coordinates are in `unit`."""
     added = [
         ExtraDimension(PARENT, PARENT_TYPE.name, "index of the point it came from", "index"),
         ExtraDimension(DISTANCE, "f4", "to the nearest measured point"),
     ]
+    if has_uncertainty:
+        described = f"90 % lie within, in {unit or 'file units'}"
+        added.append(ExtraDimension(UNCERTAINTY, "f4", described))
     if SYNTHETIC not in like.attributes:
         added.insert(0, ExtraDimension(SYNTHETIC, "u1", "1 for a point that was made"))
     return added

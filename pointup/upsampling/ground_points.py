@@ -10,6 +10,7 @@ at a cliff. The points depend on the cloud only, not on tiles or processes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,10 +138,13 @@ class GroundSurface:
     Attributes:
         density: of the points to make, per unit of area.
         trusted: largest horizontal distance of a made point to the nearest ground return.
+        errors: horizontal distances to the nearest ground return, ascending, and the height error
+            at each that nine in ten places stay within.
     """
 
     density: float
     trusted: float
+    errors: tuple[Sequence[float], Sequence[float]]
 
     @property
     def spacing(self) -> float:
@@ -163,7 +167,7 @@ def ground_surface(returns: GroundReturns, density: float | None = None) -> Grou
     ends = np.cumsum([len(part) for part in parts])
     chosen = spread(ends[-1], _NUM_PLACES)
     places = np.split(np.concatenate(parts)[chosen], np.searchsorted(chosen, ends[:-1]))
-    trusted = 0.0
+    trusted, within = 0.0, list[float]()
     for distance in spacing * np.array(_DISTANCES):
         reach, errors = 4 * distance, []
         for xyz in filter(len, places):
@@ -175,7 +179,9 @@ def ground_surface(returns: GroundReturns, density: float | None = None) -> Grou
         if not _are_small(errors, spacing):
             break
         trusted = float(distance)
-    return GroundSurface(spacing**-2, trusted) if trusted else None
+        within.append(float(np.nanquantile(np.abs(errors), 0.9)))
+    distances = (spacing * np.array(_DISTANCES)).tolist()[: len(within)]
+    return GroundSurface(spacing**-2, trusted, (distances, within)) if trusted else None
 
 
 def may_have_ground(returns: GroundReturns) -> bool:
@@ -269,6 +275,7 @@ class GroundPoints:
         margin = surface.trusted
         returns, number = self._returns.within(low - 1.5 * margin, high + 1.5 * margin)
         points, distance, parent = np.empty((0, 3)), np.empty(0), np.empty(0, dtype=np.int64)
+        uncertainty = distance
         above = np.empty((0, NUM_ABOVE), dtype=np.int64)
         attributes = returns["attributes"][:0]
         start, stop = store.block_ptr[block : block + 2]
@@ -277,11 +284,14 @@ class GroundPoints:
             tree = cKDTree(returns["position"][:, :2])
             places = _places(low - margin, high + margin, surface.spacing, self._options.seed)
             gap, nearest = (np.asarray(found) for found in tree.query(places))
-            places = places[(gap > surface.spacing) & (gap <= margin) & is_own[nearest]]
+            is_free = (gap > surface.spacing) & (gap <= margin) & is_own[nearest]
+            if (most := self._options.max_uncertainty) is not None:
+                is_free &= np.interp(gap, *surface.errors) <= most
+            places = places[is_free]
             points, distance, above = self._below_crowns(returns["position"], places)
             ranks = np.arange(1, NUM_NEIGHBORS + 1)
             gap, nearest = (np.asarray(found) for found in tree.query(points[:, :2], k=ranks))
-            parent = number[nearest[:, 0]]
+            parent, uncertainty = number[nearest[:, 0]], np.interp(gap[:, 0], *surface.errors)
             nearest = np.where(nearest == len(returns), -1, nearest)
             attributes = attributes_between(returns["attributes"], gap, nearest)
         self._returns.files.save(
@@ -292,6 +302,7 @@ class GroundPoints:
             row=parent - start,
             above=above,
             distance=distance.astype(np.float32),
+            uncertainty=uncertainty.astype(np.float32),
             is_below=np.zeros(len(points), dtype=bool),
             attributes=attributes,
         )

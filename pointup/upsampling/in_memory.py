@@ -25,6 +25,7 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
 from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.filtering import PointFilter
+from pointup.upsampling.new_points import NewPoints
 from pointup.upsampling.options import DEFAULT_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import build_survey_store
@@ -42,11 +43,13 @@ def upsample(
     denoise: bool = False,
     only_new: bool = False,
     max_distance: float | None = None,
+    max_uncertainty: float | None = None,
     above_ground: bool | None = None,
     ground_density: float | None = None,
     oversampling: float | None = None,
     classes: Sequence[int] | None = None,
     include_noise: bool = False,
+    uncertainty: bool = True,
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Cloud:
@@ -57,8 +60,9 @@ def upsample(
     An array (N, 3), in any unit and any distance from the origin, gives an array (M, 3) float64:
     the input points unchanged, followed by the new ones. A `PointCloud` gives a `PointCloud` with
     the same attributes: new points have those of the nearest measured point (intensity and colours
-    are interpolated). It has three attributes more: `synthetic`, `parent_index` and
-    `distance_to_measured`.
+    are interpolated). It has four attributes more: `synthetic`, `parent_index`,
+    `distance_to_measured` and, if the model predicts it, `uncertainty`: the distance to the true
+    surface that nine in ten new points with this value stay within.
 
     Every new point lies within 1.5 local spacings of its nearest measured point (8 with the model
     "forest"), whatever the weights of the model. The local spacing of a point is the mean distance
@@ -83,6 +87,7 @@ def upsample(
         only_new: return the new points only.
         max_distance: largest distance of a new point to the nearest measured point. Where this
             leaves too little room, there are fewer points than `ratio` says.
+        max_uncertainty: largest uncertainty of a new point. There may be fewer points, too.
         above_ground: the third coordinate is a height. No new point lies below the ground, and
             only new points on the ground get class 2. By default True for a cloud read from a
             scanner format, and for models with heights: "lidar", "forest", models fine-tuned from
@@ -95,6 +100,7 @@ def upsample(
             fills more holes.
         classes: upsample only points of these classes, and copy the others.
         include_noise: upsample noise and withheld points, too.
+        uncertainty: give a `PointCloud` the attribute `uncertainty`.
         seed: breaks ties between equally good candidates.
         device: by default an accelerator if there is one, else the CPU.
 
@@ -114,9 +120,11 @@ def upsample(
         density=density,
         originals=originals,
         max_distance=max_distance,
+        max_uncertainty=max_uncertainty,
         above_ground=bool(above_ground),
         ground_density=ground_density,
         oversampling=oversampling,
+        uncertainty=uncertainty,
         seed=seed,
     )
     if not (classes is None or isinstance(classes, Iterable)):
@@ -151,7 +159,7 @@ def upsample(
         new_points = run_passes(store, loaded, options, SingleProcess(), target_device)
         parts: list[PointCloud] = list(new_points.of_file())
     if (originals and not only_new) or not parts:
-        kept = PointCloud(cloud.positions, cloud.attributes | _own_attributes(cloud))
+        kept = PointCloud(cloud.positions, cloud.attributes | _own_attributes(cloud, new_points))
         # An empty result has the attributes, too.
         has_originals = originals and not only_new
         parts.insert(0, kept if has_originals else kept.select(np.zeros(len(cloud), bool)))
@@ -174,13 +182,13 @@ def _check_kind(positions: Any) -> None:
         raise FileError("points: complex coordinates; give real ones, such as points.real")
 
 
-def _own_attributes(cloud: PointCloud) -> dict[str, np.ndarray]:
+def _own_attributes(cloud: PointCloud, new_points: NewPoints) -> dict[str, np.ndarray]:
     """The attributes of `added_dimensions` for measured points: those of the cloud, or defaults.
 
     Text formats and NumPy read them in wider types than those that pointup writes.
     """
     own = {}
-    for dimension in added_dimensions(cloud):
+    for dimension in added_dimensions(cloud, new_points.has_uncertainty):
         name, dtype = dimension.name, np.dtype(dimension.dtype)
         if name in cloud.attributes:
             own[name] = cast_values(cloud.attributes[name], dtype, name)

@@ -63,8 +63,13 @@ class NewPoints:
     """The outputs of all passes over the store of a survey, `measured`, read block by block."""
 
     def __init__(
-        self, measured: Store, passes: Sequence[PassOutput], ground: PassOutput | None = None
+        self,
+        measured: Store,
+        passes: Sequence[PassOutput],
+        ground: PassOutput | None = None,
+        has_uncertainty: bool = False,
     ) -> None:
+        self.has_uncertainty = has_uncertainty
         self._measured, self._ground = measured, ground
         self._passes = passes = [*passes, *([ground] if ground else [])]
         self._is_survey = len(measured.num_read) > 1
@@ -120,7 +125,7 @@ class NewPoints:
         A new point whose parent is in several files belongs to each of them.
         """
         for output, block, is_only_file in self._blocks[file]:
-            cloud = output.cloud(block)
+            cloud = output.cloud(block, self.has_uncertainty)
             if is_only_file:
                 output.delete(block)
             place = self._measured.places_in_file(cloud.attributes[PARENT], file)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
+from typing import TYPE_CHECKING
 
 from pointup.errors import ConfigError
 from pointup.model.config import MAX_OVERSAMPLING, MAX_PASS_RATIO, ModelConfig
+
+if TYPE_CHECKING:
+    from pointup.model.upsampler import Upsampler
 
 DEFAULT_RATIO = 4.0
 """Ratio if neither a ratio nor a density is given."""
@@ -36,6 +40,8 @@ class UpsampleOptions:
     """Keep the measured points and add new ones; if False, the output has new points only."""
     max_distance: float | None = None
     """Largest distance of a new point to the nearest measured point, in the unit of the file."""
+    max_uncertainty: float | None = None
+    """Largest uncertainty of a new point, in the unit of the file."""
     above_ground: bool = False
     """The third coordinate is a height: no new point lies below the ground, and only new points
     on the ground get class 2."""
@@ -44,11 +50,14 @@ class UpsampleOptions:
     None: that of the ground returns where the ground is seen. 0: no such points."""
     oversampling: float | None = None
     """Candidates of a second pass for each point that is kept; None takes the model's value."""
+    uncertainty: bool = True
+    """Give new points their uncertainty as an attribute, if the model predicts it."""
     seed: int = 0
     """Breaks ties between equally good candidates."""
 
     def __post_init__(self) -> None:
-        for name in ("ratio", "density", "max_distance", "ground_density", "oversampling"):
+        lengths = ("density", "max_distance", "max_uncertainty")
+        for name in ("ratio", *lengths, "ground_density", "oversampling"):
             value = getattr(self, name)
             if not (isinstance(value, Real) or (value is None and name != "ratio")):
                 raise ConfigError(
@@ -65,7 +74,7 @@ class UpsampleOptions:
             )
         if self.ground_density is not None and not 0 <= self.ground_density < math.inf:
             raise ConfigError(f"ground density {self.ground_density:g}: must be 0 or more")
-        for name in ("density", "max_distance"):
+        for name in lengths:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name.replace('_', ' ')} {value:g}: must be positive")
@@ -79,6 +88,15 @@ class UpsampleOptions:
         # The product of the ratios, and so the number of output points, is exact.
         before = num_points * PASS_RATIO ** (len(ratios) - 1)
         return [*ratios[:-1], round(self.ratio * num_points) / before]
+
+    @property
+    def has_exact_numbers(self) -> bool:
+        """Whether there are as many new points as the ratio says; with a bound there are fewer."""
+        return self.max_distance is None and self.max_uncertainty is None
+
+    def has_uncertainty(self, model: Upsampler) -> bool:
+        """Whether new points get the attribute: by these options and the model."""
+        return self.uncertainty and model.calibration is not None
 
     def is_upright(self, config: ModelConfig) -> bool:
         """Whether the third coordinate of the cloud is a height, by these options or the model."""

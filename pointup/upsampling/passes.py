@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pointup.errors import ConfigError
 from pointup.io.cloud import PointCloud
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.executor import (
@@ -44,8 +45,14 @@ def run_passes(
     `begin` is called at the start of each pass with the name of the phase and its number of points;
     for `tile` and `report` see `run_upsampling`. With oversampling, by the options or the model's
     configuration, a second pass over the output of the first supplies more candidates, and the
-    points are selected again.
+    points are selected again. Raises ConfigError for `max_uncertainty` with a model that predicts
+    no uncertainty.
     """
+    if options.max_uncertainty is not None and not model.calibration:
+        raise ConfigError(
+            f"max uncertainty {options.max_uncertainty:g}: the model predicts no uncertainty; "
+            "train one with --model.predict-error"
+        )
     made = make_ground_points(measured, options, workers)
     ground = made.output if made else None
     of_first_pass: dict[str, Any] = {}
@@ -109,4 +116,5 @@ def run_passes(
                 break
             store = store_of(passes[-1].output.for_next_pass, f"pass_{number + 1}")
     kept = passes if options.originals else passes[-1:]
-    return NewPoints(measured, [upsampling.output for upsampling in kept], ground)
+    outputs = [upsampling.output for upsampling in kept]
+    return NewPoints(measured, outputs, ground, options.has_uncertainty(model))

@@ -116,7 +116,7 @@ def upsample_survey(
             if not command.force:
                 check_size(jobs, store, options, model)
             if workers.is_main:
-                grid = check_outputs(jobs, store)
+                grid = check_outputs(jobs, store, options.has_uncertainty(model))
                 for note in notes_on_input(given, found, store, command.model is None):
                     write_line(f"note: {note}")
         new_points = run_passes(
@@ -332,7 +332,9 @@ class _Discarded(Exception):
     """Leaves a writer without a file."""
 
 
-def check_outputs(jobs: Sequence[Job], store: Store) -> tuple[np.ndarray, np.ndarray] | None:
+def check_outputs(
+    jobs: Sequence[Job], store: Store, has_uncertainty: bool
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Scale and offset (3,) of the LAS files that are written; None for other formats.
 
     Raises the error of the first output if none can be opened: before any work, not after it.
@@ -341,7 +343,7 @@ def check_outputs(jobs: Sequence[Job], store: Store) -> tuple[np.ndarray, np.nda
     own = [job for job in jobs if not job.is_context]
     for job in sorted(own, key=lambda job: job.target.suffix.lower() not in LAS_EXTENSIONS):
         try:
-            with suppress(_Discarded), _opened(job, store) as writer:
+            with suppress(_Discarded), _opened(job, store, has_uncertainty) as writer:
                 raise _Discarded
         except PointupError as error:
             errors.append(error)
@@ -367,9 +369,7 @@ def write_each(
     for number in workers.shard(own):
         job = jobs[number]
         try:
-            num_points = _write(
-                job, store, new_points.of_file(number), with_originals, window, progress
-            )
+            num_points = _write(job, number, store, new_points, with_originals, window, progress)
             written.append((number, num_points, None))
         except (PointupError, ValueError, OSError) as error:
             written.append((number, 0, error))
@@ -378,19 +378,20 @@ def write_each(
 
 def _write(
     job: Job,
+    number: int,
     store: Store,
-    new_points: Iterator[PointCloud],
+    new_points: NewPoints,
     with_originals: bool,
     window: Window | None,
     progress: ProgressBar,
 ) -> int:
     """Write the points of a file, then the new points. Returns the number of points."""
-    with _opened(job, store) as writer:
+    with _opened(job, store, new_points.has_uncertainty) as writer:
         if with_originals:
             copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
             progress.add(writer.num_points)
         index = None if job.bounds is None else index_in_window(job, CHUNK_SIZE)
-        for cloud in new_points:
+        for cloud in new_points.of_file(number):
             if job.bounds is not None and index is not None:
                 cloud = cloud.select(job.bounds.inside(cloud.positions))
                 cloud.attributes[PARENT] = index[cloud.attributes[PARENT]]
@@ -402,14 +403,15 @@ def _write(
         return writer.num_points
 
 
-def _opened(job: Job, store: Store) -> PointWriter:
+def _opened(job: Job, store: Store, has_uncertainty: bool = False) -> PointWriter:
     """The writer of an output file."""
     like = read_extremes(job.source)
     if len(store.num_read) > 1:
         # If the input is not LAS, the files of a survey get one scale, computed from its extent.
         both = np.concatenate([like.positions, *store.bounds_in_file()])
         like.positions = np.stack([both.min(axis=0), both.max(axis=0)])
-    added = added_dimensions(like)
+    unit = units_of_readable([job.source]).get(job.source, UNKNOWN)
+    added = added_dimensions(like, has_uncertainty, "" if unit == UNKNOWN else unit.name)
     if job.target.suffix.lower() in LAS_EXTENSIONS:
         # LAS has a flag bit for synthetic points.
         added = [dimension for dimension in added if dimension.name != SYNTHETIC]

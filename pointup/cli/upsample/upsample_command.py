@@ -38,8 +38,8 @@ class Upsample:
     """
 
     RARELY_SET: ClassVar = (
-        "bounds force ground_density include_noise max_distance oversampling redo seed separate "
-        "shard tile token_budget"
+        "bounds force ground_density include_noise max_distance no_uncertainty oversampling redo "
+        "seed separate shard tile token_budget"
     )
 
     inputs: Inputs
@@ -93,6 +93,11 @@ class Upsample:
     max_distance: Annotated[float | None, optional("LENGTH")] = None
     """Largest distance of a new point to its nearest measured point, in the unit of the file. Where
     this leaves too little room, there are fewer points than the ratio says."""
+    max_uncertainty: Annotated[float | None, optional("LENGTH")] = None
+    """Largest uncertainty of a new point: the distance to the true surface, in the unit of the
+    file, that nine in ten such points stay within. There may be fewer points than by the ratio."""
+    no_uncertainty: bool = False
+    """Leave out the attribute `uncertainty` of new points, for programs that can't read it."""
     above_ground: bool = False
     """The third coordinate is a height: no new point lies below the ground, and only new points on
     the ground get class 2. So it is by default for scanner formats, for the models lidar and
@@ -202,7 +207,8 @@ class Upsample:
     def _check_units(self, jobs: list[Job], workers: LaunchedWorkerGroup) -> None:
         from pointup.cli.upsample.plan import check_units
 
-        has_lengths = self.max_distance is not None or self.bounds is not None
+        lengths = (self.max_distance, self.max_uncertainty, self.bounds)
+        has_lengths = any(given is not None for given in lengths)
         with workers.barrier():
             if workers.is_main:
                 sources = [job.source for job in jobs]
@@ -259,6 +265,8 @@ class Upsample:
             density=self.density,
             originals=originals,
             max_distance=self.max_distance,
+            max_uncertainty=self.max_uncertainty,
+            uncertainty=not self.no_uncertainty,
             ground_density=self.ground_density,
             oversampling=self.oversampling,
             seed=self.seed,

@@ -92,7 +92,7 @@ class FinishedFiles:
         files = []
         for job in survey:
             files.append([str(job.source.resolve()), job.state[1:], job.is_context])
-        content = [self.options, asdict(model.config), weights, files]
+        content = [self.options, asdict(model.config), model.calibration, weights, files]
         text = json.dumps(content, default=str, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

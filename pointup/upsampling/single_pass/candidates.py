@@ -23,6 +23,7 @@ from pointup.geometry.midpoints import slot_ranks
 from pointup.model.children import LARGEST_LOG_ERROR
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
+from pointup.upsampling.attributes import UNCERTAINTY
 from pointup.upsampling.store.bisection import BlockFiles, split_boxes
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
@@ -45,6 +46,8 @@ class Candidates:
             neighbours.
         error: (M,) float32, predicted error of the child to the power of the model's
             `error_exponent`, a factor of the spacing in the selection; 1 without a prediction.
+        uncertainty: (M,) float32, distance to the true surface that nine in ten such children stay
+            within, by the model's calibration; 0 without one.
         spacing: (N,) float32, smoothed distance between points around each parent.
         reach: (N,) float32, largest distance of new points to each parent.
         quota: (N,) float32, logarithm of the predicted share of each parent in the new points, up
@@ -55,6 +58,7 @@ class Candidates:
     offset: np.ndarray
     distance: np.ndarray
     error: np.ndarray
+    uncertainty: np.ndarray
     spacing: np.ndarray
     reach: np.ndarray
     quota: np.ndarray
@@ -79,6 +83,7 @@ class Candidates:
             self.offset[children],
             self.distance[children],
             self.error[children],
+            self.uncertainty[children],
             self.spacing[start:stop],
             self.reach[start:stop],
             self.quota[start:stop],
@@ -130,7 +135,7 @@ def make_candidates(
         ones = np.ones(len(core), dtype=np.float32)
         reach = _reach(region, core, model.config)
         none = nothing[:, 0]
-        return Candidates(num_slots, nothing, none, none, ones, reach, 0 * ones)
+        return Candidates(num_slots, nothing, none, none, none, ones, reach, 0 * ones)
     # Parents with the same number of slots are consecutive.
     order = np.argsort(num_slots, kind="stable")
     ranks = slot_ranks(int(num_slots.max()), model.config.extrapolation).numpy()
@@ -141,7 +146,7 @@ def make_candidates(
         slack = region.rows["attributes"][SLACK][near.places]
     try:
         with device_lock, _without_autocast(device):
-            offset, distance, spread, *of_parents = _run(
+            offset, distance, spread, log_error, *of_parents = _run(
                 model, near, num_slots[order], slack, device, children_per_call
             )
     except RuntimeError as error:
@@ -156,8 +161,23 @@ def make_candidates(
             raise ModelError("the output of the model is not finite; train it again")
     back = np.argsort(np.repeat(order, num_slots[order]), kind="stable")
     place = np.argsort(order)
+    spacing, reach, quota = (values[place] for values in of_parents)
+    uncertainty = np.zeros_like(spread)
+    if model.calibration:
+        uncertainty = model.calibration.within(log_error[back]) * spacing.repeat(num_slots)
+        if not is_first:
+            # A child of a new point is off by the error of this point and by its own.
+            of_parents = region.rows["attributes"][UNCERTAINTY][core].repeat(num_slots)
+            uncertainty = np.hypot(uncertainty, of_parents)
     return Candidates(
-        num_slots, offset[back], distance[back], spread[back], *(v[place] for v in of_parents)
+        num_slots,
+        offset[back],
+        distance[back],
+        spread[back],
+        uncertainty.astype(np.float32),
+        spacing,
+        reach,
+        quota,
     )
 
 
@@ -187,8 +207,8 @@ def _run(
     device: torch.device,
     children_per_call: int,
 ) -> tuple[np.ndarray, ...]:
-    """Offset, distance and error of the children; smoothed spacing, reach and quota of their
-    parents."""
+    """Offset, distance, error and its logarithm before the exponent, of the children; smoothed
+    spacing, reach and quota of their parents."""
     pos, index, squared, slot_index, in_plane = (
         torch.from_numpy(values).to(device)
         for values in (near.pos, near.index, near.squared, near.slot_index, near.columns)
@@ -213,11 +233,12 @@ def _run(
     exponent = config.quota_exponent if by_error else config.density_exponent
     # With predicted errors, those of each call are added below.
     quota = exponent * model.quota_logits(features, geometry)
-    offsets, distances, errors = [], [], []
+    offsets, distances, errors, log_errors = [], [], [], []
     for rows, slots in _calls(num_slots, children_per_call):
         index = without_bridges(slot_index[rows, :slots], rows, pos, geometry.local_spacing)
         children = model.place_children(pos, rows, index, tables, g, normals, geometry, drop=drop)
         error = children.new_ones(children.shape[:2])
+        log_error = error
         if by_error:
             log_error, children = children[..., 3], children[..., :3]
             error = log_error.mul(config.error_exponent).exp()
@@ -231,8 +252,9 @@ def _run(
         offsets.append(offset.masked_fill(is_copy.unsqueeze(-1), 0.0).flatten(0, 1).cpu())
         distances.append(distance.masked_fill(is_copy, 0.0).flatten().cpu())
         errors.append(error.flatten().cpu())
+        log_errors.append(log_error.flatten().cpu())
     of_parents = (values[: len(num_slots)].cpu() for values in (spacing[:, 0], reach, quota))
-    of_children = (torch.cat(values) for values in (offsets, distances, errors))
+    of_children = (torch.cat(values) for values in (offsets, distances, errors, log_errors))
     return tuple(values.numpy() for values in (*of_children, *of_parents))
 
 

@@ -121,10 +121,10 @@ class Measured:
     def is_kept(self, points: np.ndarray, distance: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3), settled at a `distance` (Q,) from measured ones, are written.
 
-        All are, because numbers are exact. With `max_distance`, which allows fewer points, only one
-        in each place, and none in the place of a measured point that the output keeps.
+        All are where numbers are exact. Otherwise only one in each place, and none in the place of
+        a measured point that the output keeps.
         """
-        if self.max_distance is None:
+        if self._options.has_exact_numbers:
             return np.ones(len(points), dtype=bool)
         kept = np.zeros(len(points), dtype=bool)
         kept[np.unique(points, axis=0, return_index=True)[1]] = True

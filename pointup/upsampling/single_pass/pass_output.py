@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pointup.io.cloud import SYNTHETIC, PointCloud
-from pointup.upsampling.attributes import DISTANCE, PARENT
+from pointup.upsampling.attributes import DISTANCE, PARENT, UNCERTAINTY
 from pointup.upsampling.ground import GROUND_CLASS, class_attribute
 from pointup.upsampling.single_pass.candidates import SLACK, Reach
 from pointup.upsampling.store.bisection import BlockFiles
@@ -37,8 +37,9 @@ class PassOutput:
     saved: tuple[str, ...] = ("picked", "points")
     """Kinds of block files that the pass leaves."""
 
-    def cloud(self, block: int) -> PointCloud:
-        """The new points of a block, with their attributes, `SYNTHETIC`, `PARENT` and `DISTANCE`.
+    def cloud(self, block: int, has_uncertainty: bool = False) -> PointCloud:
+        """The new points of a block, with their attributes, `SYNTHETIC`, `PARENT`, `DISTANCE` and,
+        with `has_uncertainty`, `UNCERTAINTY`.
 
         `PARENT` is the row of the parent point in the measured store.
         """
@@ -46,8 +47,10 @@ class PassOutput:
             rows = saved["attributes"]
             attributes = {name: rows[name] for name in rows.dtype.names or ()}
             attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
-            distance = saved["distance"] * np.float32(self._measured.frame.unit)
-            attributes |= {PARENT: saved["parent"], DISTANCE: distance}
+            unit = np.float32(self._measured.frame.unit)
+            attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"] * unit}
+            if has_uncertainty:
+                attributes[UNCERTAINTY] = saved["uncertainty"] * unit
             positions = self._in_file(saved["position"])
         return PointCloud(positions, attributes)
 
@@ -106,32 +109,29 @@ class PassOutput:
     def for_next_pass(self) -> Iterator[PointCloud]:
         """The cloud after this pass, in the frame of the measured store, for a next pass.
 
-        It has the attributes `PARENT`, `TARGET_COUNT` and `SLACK`.
+        It has the attributes `PARENT`, `TARGET_COUNT`, `SLACK` and `UNCERTAINTY`.
         """
         for block in range(self.store.num_blocks):
             rows = self.store.read_block(block)
-            position, row, target_count, slack = self._with_originals(block, rows)
+            position, row, target_count, of_points = self._with_originals(block, rows)
             parent = self.store.block_ptr[block] + np.arange(len(rows))
             if self.measured is not None:
                 parent = rows["attributes"][PARENT]
                 position = self.store.frame.to_file(position)
             if len(position):
-                yield PointCloud(
-                    position,
-                    {PARENT: parent[row], TARGET_COUNT: target_count[row], SLACK: slack},
-                )
+                of_parents = {PARENT: parent[row], TARGET_COUNT: target_count[row]}
+                yield PointCloud(position, of_parents | of_points)
 
     def for_second_pass(self) -> Iterator[PointCloud]:
         """The cloud after this pass, in the coordinates of the store, for a second pass over it.
 
-        It has the attributes `SLACK` and `PARENT`; here `PARENT` is the row in the store.
+        It has the attributes `PARENT`, here the row in the store, `SLACK` and `UNCERTAINTY`.
         """
         for block in range(self.store.num_blocks):
-            position, row, _, slack = self._with_originals(block, self.store.read_block(block))
+            position, row, _, of_points = self._with_originals(block, self.store.read_block(block))
             if len(position):
-                yield PointCloud(
-                    position, {PARENT: self.store.block_ptr[block] + row, SLACK: slack}
-                )
+                parent = self.store.block_ptr[block] + row
+                yield PointCloud(position, {PARENT: parent} | of_points)
 
     @property
     def _measured(self) -> Store:
@@ -150,19 +150,18 @@ class PassOutput:
 
     def _with_originals(
         self, block: int, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Positions (M, 3), their parents' rows (M,) in the block, the target count (N,) of each
-        row of the block, and the slack (M,) float32 of each position."""
+        row of the block, and `SLACK` and `UNCERTAINTY` (M,) float32 of each position."""
         with self.files.load(block, "points") as saved:
             position, row, slack = saved["position"], saved["row"], saved["slack"].clip(min=0)
-            target_count = saved["target_count"]
+            target_count, uncertainty = saved["target_count"], saved["uncertainty"]
         if self.originals:
             position = np.concatenate([rows["position"], position])
             row = np.append(np.arange(len(rows)), row)
-            of_rows = (
-                Reach(self.store).of_block(block)
-                if self.measured is None
-                else rows["attributes"][SLACK]
-            )
-            slack = np.append(of_rows, slack)
-        return position, row, target_count, slack
+            if self.measured is None:
+                before = Reach(self.store).of_block(block), np.zeros(len(rows), np.float32)
+            else:
+                before = rows["attributes"][SLACK], rows["attributes"][UNCERTAINTY]
+            slack, uncertainty = np.append(before[0], slack), np.append(before[1], uncertainty)
+        return position, row, target_count, {SLACK: slack, UNCERTAINTY: uncertainty}

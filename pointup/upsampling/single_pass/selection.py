@@ -216,15 +216,16 @@ class OversampledCandidates:
         start, stop = self._ptr[block], self._ptr[block + 1]
         with self._first.files.load(block, "points") as saved:
             rows, points, distances = [saved["row"]], [saved["position"]], [saved["distance"]]
+            uncertainties = [saved["uncertainty"]]
         for number in self._sources[block]:
             with self._second.files.load(number, "points") as saved:
-                parent, position, distance = (
-                    saved[name] for name in ("parent", "position", "distance")
-                )
+                names = ("parent", "position", "distance", "uncertainty")
+                parent, position, distance, uncertainty = (saved[name] for name in names)
             in_block = (parent >= start) & (parent < stop)
             rows.append(parent[in_block] - start)
             points.append(self._second.store.frame.to_file(position[in_block]))
             distances.append(distance[in_block])
+            uncertainties.append(uncertainty[in_block])
         row = np.concatenate(rows)
         order = np.argsort(row, kind="stable")
         row = row[order]
@@ -234,6 +235,7 @@ class OversampledCandidates:
             (np.concatenate(points)[order] - of_row).astype(np.float32),
             np.concatenate(distances)[order],
             np.ones(len(row), dtype=np.float32),
+            np.concatenate(uncertainties)[order],
             spacing,
             reach,
             quota,

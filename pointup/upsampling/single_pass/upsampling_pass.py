@@ -192,8 +192,11 @@ class UpsamplingPass:
         picked = np.empty(0, dtype=np.int64)
         if len(points):
             distance[self._measured.is_far(region, points, found.distance)] = -1.0
+            if self.options.max_uncertainty is not None:
+                most = self.options.max_uncertainty / self._measured.unit
+                distance[found.uncertainty > most] = -1.0
             numbers = cell[parent], self._quotas[block], priority
-            copies = self._measured.max_distance is None
+            copies = self.options.has_exact_numbers
             picked = select_evenly(points, scale, distance, *numbers, radius, copies)
         points, row = points[picked], parent[picked]
         attributes = region.rows["attributes"][core]
@@ -203,6 +206,7 @@ class UpsamplingPass:
             position=points,
             row=row,
             target_count=target_count,
+            uncertainty=found.uncertainty[picked],
             parent=start + row if self.measured is None else attributes[PARENT][row],
         )
 
