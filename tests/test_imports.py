@@ -149,7 +149,7 @@ def test_upsampling_imports_nothing_of_training_or_of_unix() -> None:
         "import pointup.cli.upsample.written_files, pointup.cli.view\n"
         "assert not {'torch_geometric', 'datasets', 'tensorboard'} & set(sys.modules)\n"
         "import pointup.evaluation.lidar, pointup.evaluation.pu_gcn\n"
-        "import pointup.cli.evaluate.pair_notes, pointup.cli.dataset_statistics"
+        "import pointup.cli.evaluate.pairs, pointup.cli.dataset_statistics"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

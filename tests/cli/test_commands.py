@@ -19,7 +19,7 @@ import tyro
 from conftest import ROOT
 
 from pointup.cli import next_commands as commands
-from pointup.cli.evaluate.pairs import EvaluatedPairs
+from pointup.cli.evaluate import EvaluatedPairs
 from pointup.cli.next_commands import (
     command_after_upsampling,
     commands_after_training,

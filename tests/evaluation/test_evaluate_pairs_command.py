@@ -16,7 +16,7 @@ from test_pu_gcn import torus
 from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
-from pointup.cli.evaluate.pair_notes import remarks_on_pairs
+from pointup.cli.evaluate.pairs import remarks_on_pairs
 from pointup.evaluation.baselines import BASELINES, FITTED
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows
 from pointup.evaluation.lidar_metrics import FAR, worse_than_source

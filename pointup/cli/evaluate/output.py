@@ -3,53 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import pointup
-from pointup.cli.input_files import File, check_shown
-from pointup.disk import check_output_file
+from pointup.cli.evaluate import Output
+from pointup.cli.input_files import check_shown
+from pointup.disk import check_output_file, write_text
 from pointup.errors import ConfigError
-from pointup.option_help import optional
+from pointup.evaluation.pairs import ShownPair
+from pointup.evaluation.report import EvaluationReport, write_json
+from pointup.model.upsampler import Upsampler
+from pointup.upsampling.in_memory import default_device, load_model
+from pointup.upsampling.options import UpsampleOptions
+from pointup.visualization import save_picture, stacked
+from pointup.visualization.viewer import write_viewer
 
-if TYPE_CHECKING:
-    from pointup.evaluation.pairs import ShownPair
-    from pointup.evaluation.report import EvaluationReport
-    from pointup.model.upsampler import Upsampler
 
-Oversampling = Annotated[float | None, optional("O")]
+def check_outputs(output: Output, picture: Path | None, view: Path | None) -> None:
+    """Raise FileError if an output file can't be written. Call it before the work."""
+    check_shown(picture, view)
+    for path in (output.json, output.markdown):
+        if path is not None:
+            check_output_file(path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """Output files, in addition to the terminal."""
-
-    json: File = None
-    """Write all figures, also of single clouds, and the metrics' conventions to this JSON file."""
-    markdown: File = None
-    """Write the printed tables to this Markdown file."""
-
-    def check(self, picture: Path | None, view: Path | None) -> None:
-        """Raise FileError if an output file can't be written. Call it before the work."""
-        check_shown(picture, view)
-        for path in (self.json, self.markdown):
-            if path is not None:
-                check_output_file(path)
-
-    def show(self, report: EvaluationReport, content: Mapping[str, Any]) -> None:
-        """Print a report; write its tables and, with `content`, all figures where asked for."""
-        from pointup.disk import write_text
-        from pointup.evaluation.report import write_json
-
-        print(report.text())
-        if self.json:
-            metrics = {
-                name: metric for table in report.tables for name, metric in table.metrics.items()
-            }
-            write_json(self.json, {"pointup": pointup.__version__, **content}, metrics)
-        if self.markdown:
-            write_text(self.markdown, report.markdown())
+def show_report(output: Output, report: EvaluationReport, content: Mapping[str, Any]) -> None:
+    """Print a report; write its tables and, with `content`, all figures where asked for."""
+    print(report.text())
+    if output.json:
+        metrics = {
+            name: metric for table in report.tables for name, metric in table.metrics.items()
+        }
+        write_json(output.json, {"pointup": pointup.__version__, **content}, metrics)
+    if output.markdown:
+        write_text(output.markdown, report.markdown())
 
 
 def open_model(name: str | None, oversampling: float | None = None) -> Upsampler | None:
@@ -62,9 +51,6 @@ def open_model(name: str | None, oversampling: float | None = None) -> Upsampler
         if oversampling is not None:
             raise ConfigError("--oversampling needs --model to upsample with")
         return None
-    from pointup.upsampling.in_memory import default_device, load_model
-    from pointup.upsampling.options import UpsampleOptions
-
     UpsampleOptions(oversampling=oversampling)  # Raises ConfigError if it is out of range.
     upsampler = load_model(name, default_device())
     if oversampling is not None:
@@ -89,9 +75,6 @@ def write_shown(
 
     Raises FileError if a file can't be written.
     """
-    from pointup.visualization import save_picture, stacked
-    from pointup.visualization.viewer import write_viewer
-
     if picture is not None:
         save_picture(stacked([pair.picture() for pair in pairs]), picture)
     if view is not None:

@@ -2,220 +2,305 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import tyro
+import numpy as np
 
+from pointup.cli.evaluate import EvaluatedPairs
 from pointup.cli.evaluate.output import (
-    Output,
-    Oversampling,
+    check_outputs,
     describe_model,
     open_model,
+    show_report,
+    write_shown,
 )
-from pointup.cli.input_files import Model, Picture, View
+from pointup.datasets.batch import collate
+from pointup.datasets.dataset_units import agreed_dataset_unit
+from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
+from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.datasets.samples import usable_samples
 from pointup.errors import ConfigError, DataError
-from pointup.option_help import optional
+from pointup.evaluation.cloud_metrics import ROWS, Figures, Metric, clouds_of_pairs, mean_rows
+from pointup.evaluation.lidar_metrics import (
+    Scale,
+    beside_baselines,
+    gap_closed,
+    tables_of,
+    worse_than_source,
+)
+from pointup.evaluation.pairs import (
+    ShownPair,
+    baselines_of_pairs,
+    clouds_to_show,
+    figures_of_pairs,
+    pair_metrics,
+    upsampled_pairs,
+    worst_to_best,
+)
+from pointup.evaluation.report import EvaluationReport
+from pointup.geometry.packed import sizes_from_ptr
+from pointup.geometry.surfaces import Surface
+from pointup.io.length_unit import LengthUnit, unit_of
+from pointup.model.config import ModelConfig
+from pointup.model.upsampler import Upsampler
+from pointup.progress import tracked
+from pointup.training.objective import training_ratio
 
-if TYPE_CHECKING:
-    from pointup.cli.evaluate.pair_notes import Sizes
-    from pointup.datasets.pair_dataset import BadSample
-    from pointup.io.length_unit import LengthUnit
-    from pointup.model.upsampler import Upsampler
-
-Rows = dict[str, dict[str, float]]
+Rows = dict[str, Figures]
+ON_SURFACE = 1e-3
+"""A source lies on the true surface if its mean distance to it is at most this share of its Chamfer
+distance."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluatedPairs:
-    """Evaluate on a pair dataset: the figures of validation in training, and those of surveys."""
+@dataclass(frozen=True)
+class MeasuredPair:
+    """A pair of the dataset, its figures by row, and the ratio by which it was upsampled."""
 
-    dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
-    """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""
-    model: Model = None
-    """Model to evaluate: included model, directory or Hub repository. Without one, baselines,
-    source and resampled ground truth are measured."""
-    as_written: bool = False
-    """Evaluate the output of `pointup upsample`, with measured points kept, thinning and
-    relaxation. By default the output of the network is evaluated, as in validation."""
-    oversampling: Oversampling = None
-    """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`.
-    Needs --as-written. By default the model's own value."""
-    split: str = "validation"
-    """Split of the dataset: train or validation."""
-    ratio: Annotated[float | None, optional("R")] = None
-    """Upsampling ratio, 1 or more. By default that of each pair. Same as --ratio of train.py."""
-    max_ratio: float = 16.0
-    """Largest ratio: pairs with a larger one are upsampled by this one. Same as --max-ratio of
-    train.py."""
-    token_budget: int = 24576
-    """Points (source and target) to process at a time. A larger pair is processed alone."""
-    metres_per_unit: Annotated[float | None, optional("LENGTH")] = None
-    """Length in metres of the unit of the coordinates, such as 0.3048 for feet. By default that of
-    the files that the dataset was made from."""
-    seed: int = 0
-    """Seed of the random baselines."""
-    picture: Picture = None
-    """Write a picture of the worst, the median and the best pair, by the Chamfer distance of the
-    model as a share of that of the midpoints."""
-    view: View = None
-    """Write an HTML file to look at the same pairs."""
-    output: Output = field(default_factory=Output)
+    index: int
+    name: str
+    num_source: int
+    num_target: int
+    ratio: float
+    rows: Rows
 
-    def run(self) -> int:
-        from pointup.cli.evaluate.pair_notes import MeasuredPairs, Sizes
-        from pointup.datasets.batch import collate
-        from pointup.datasets.dataset_units import agreed_dataset_unit
-        from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
-        from pointup.datasets.sampler import TokenBudgetBatchSampler
-        from pointup.datasets.samples import usable_samples
-        from pointup.evaluation import pairs as rows_of
-        from pointup.evaluation.cloud_metrics import clouds_of_pairs
-        from pointup.geometry.packed import sizes_from_ptr
-        from pointup.geometry.surfaces import Surface
-        from pointup.io.length_unit import unit_of
-        from pointup.model.config import ModelConfig
-        from pointup.progress import tracked
-        from pointup.training.objective import training_ratio
+    def has_own_ratio(self) -> bool:
+        """Whether the upsampled clouds have as many points as the target."""
+        return round(self.ratio * self.num_source) == self.num_target
 
-        self._check()
-        upsampler = open_model(self.model, self.oversampling)
-        device = next(upsampler.parameters()).device if upsampler else "cpu"
-        config = upsampler.config if upsampler else ModelConfig()
-        samples = open_samples(self.dataset, self.split)
-        samples, bad = usable_samples(samples, config.k, self.split)
-        unit = agreed_dataset_unit(self.dataset)
-        if self.metres_per_unit is not None:
-            unit = unit_of(self.metres_per_unit)
-        pairs = PairDataset(samples)
-        plan = TokenBudgetBatchSampler(
-            pairs.sizes, max(self.token_budget, int(pairs.sizes.max())), shuffle=False
+
+def evaluate(options: EvaluatedPairs) -> int:
+    """Measure the pairs, and write the report. Returns the exit status."""
+    check(options)
+    upsampler = open_model(options.model, options.oversampling)
+    device = next(upsampler.parameters()).device if upsampler else "cpu"
+    config = upsampler.config if upsampler else ModelConfig()
+    samples = open_samples(options.dataset, options.split)
+    samples, bad = usable_samples(samples, config.k, options.split)
+    unit = agreed_dataset_unit(options.dataset)
+    if options.metres_per_unit is not None:
+        unit = unit_of(options.metres_per_unit)
+    pairs = PairDataset(samples)
+    plan = TokenBudgetBatchSampler(
+        pairs.sizes, max(options.token_budget, int(pairs.sizes.max())), shuffle=False
+    )
+    measured: list[MeasuredPair] = []
+    for keys in tracked(plan, len(pairs), "measuring", "pairs", size=len):
+        batch = collate([pairs[key] for key in keys])
+        bad += [BadSample(*fault) for fault in batch.faults]
+        if not batch.num_graphs:
+            continue
+        batch = batch.to(device)
+        indices = batch.index.tolist()
+        files = [samples.surface(i) for i in indices]
+        surfaces = [Surface.load(file) if file else None for file in files]
+        vertical = [samples.is_vertical(i) for i in indices]
+        ratio = training_ratio(batch, options.ratio, options.max_ratio)
+        network = None if options.as_written else upsampler
+        clouds = clouds_of_pairs(batch, ratio, network)
+        if upsampler is not None and options.as_written:
+            clouds["model"] = upsampled_pairs(batch, ratio, upsampler, vertical)
+        baselines, noise = baselines_of_pairs(batch, ratio, options.seed)
+        found = figures_of_pairs(batch, clouds | baselines, surfaces, vertical, unit)
+        for rows, shares in zip(found, noise, strict=True):
+            for row, share in shares.items():
+                rows[row]["share"] = share
+        numbers = [v.tolist() for v in map(sizes_from_ptr, (batch.ptr, batch.target_ptr))]
+        columns = (indices, [pairs.names[i] for i in indices], *numbers, ratio.tolist(), found)
+        measured += map(MeasuredPair, *columns)
+    measured.sort(key=lambda pair: pair.index)
+    if not measured:
+        raise DataError(f"{options.dataset}: no {options.split} pair can be read: {bad[-1].reason}")
+    report(options, measured, bad, unit, upsampler)
+    if options.picture is not None or options.view is not None:
+        show(options, pairs, measured, unit, upsampler)
+    return 0
+
+
+def check(options: EvaluatedPairs) -> None:
+    for name in ("ratio", "max_ratio"):
+        value = getattr(options, name)
+        if value is not None and not value >= 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if options.token_budget < 1:
+        raise ConfigError(f"--token-budget {options.token_budget}: must be at least 1")
+    if options.metres_per_unit is not None and not 0 < options.metres_per_unit < float("inf"):
+        raise ConfigError(f"--metres-per-unit {options.metres_per_unit}: must be greater than 0")
+    if options.oversampling is not None and not options.as_written:
+        raise ConfigError("--oversampling needs --as-written; the network alone has no second pass")
+    check_outputs(options.output, options.picture, options.view)
+
+
+def report(
+    options: EvaluatedPairs,
+    measured: Sequence[MeasuredPair],
+    bad: Sequence[BadSample],
+    unit: LengthUnit,
+    upsampler: Upsampler | None,
+) -> None:
+    metrics = pair_metrics(unit)
+    in_order = [pair.rows for pair in measured]
+    means = mean_rows(in_order)
+    heading = [
+        f"{options.split} pairs of {options.dataset}: {len(measured):,}"
+        + (f", {len(bad)} bad ones left out" if bad else ""),
+        f"unit: {unit.name}"
+        if unit.metres is not None
+        else "unit: unknown, taken for metres; set it with --metres-per-unit",
+        describe_model(options.model, upsampler, options.as_written)
+        + (", as `pointup upsample` writes it" if upsampler and options.as_written else ""),
+        "no network: midpoints; and random midpoints, jitter, plane, with the points of the "
+        f"source kept (seed {options.seed})",
+        *beside_baselines(means, ["model"]),
+        *notes_on_ratios(measured),
+        *notes_on_gap(measured),
+    ]
+    share, score = None, None
+    # The source of a pair may be all of its target.
+    shares = [] if upsampler is None else [share_of_midpoints(rows) for rows in in_order]
+    if shares := [value for value in shares if np.isfinite(value)]:
+        share = share_of_midpoints(means)
+        score = float(np.mean(shares))
+        heading.append(
+            f"Chamfer of the model lower than that of the midpoints for "
+            f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares, by "
+            f"which train.py selects the best model: {score:.1%}"
         )
-        measured: dict[int, Rows] = {}
-        sizes: dict[int, Sizes] = {}
-        for keys in tracked(plan, len(pairs), "measuring", "pairs", size=len):
-            batch = collate([pairs[key] for key in keys])
-            bad += [BadSample(*fault) for fault in batch.faults]
-            if not batch.num_graphs:
-                continue
-            batch = batch.to(device)
-            indices = batch.index.tolist()
-            files = [samples.surface(i) for i in indices]
-            surfaces = [Surface.load(file) if file else None for file in files]
-            vertical = [samples.is_vertical(i) for i in indices]
-            ratio = training_ratio(batch, self.ratio, self.max_ratio)
-            numbers = (sizes_from_ptr(ptr) for ptr in (batch.ptr, batch.target_ptr))
-            each = zip(*(values.tolist() for values in (*numbers, ratio)), strict=True)
-            sizes |= zip(indices, (Sizes(*pair) for pair in each), strict=True)
-            network = None if self.as_written else upsampler
-            clouds = clouds_of_pairs(batch, ratio, network)
-            if upsampler is not None and self.as_written:
-                clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler, vertical)
-            baselines, noise = rows_of.baselines_of_pairs(batch, ratio, self.seed)
-            found = rows_of.figures_of_pairs(batch, clouds | baselines, surfaces, vertical, unit)
-            for rows, shares in zip(found, noise, strict=True):
-                for row, share in shares.items():
-                    rows[row]["share"] = share
-            measured |= zip(indices, found, strict=True)
-        kept = sorted(measured)
-        in_order = [measured[index] for index in kept]
-        names = [pairs.names[index] for index in kept]
-        if not names:
-            raise DataError(f"{self.dataset}: no {self.split} pair can be read: {bad[-1].reason}")
-        self._report(in_order, [sizes[index] for index in kept], names, bad, unit, upsampler)
-        shown = MeasuredPairs(
-            pairs, kept, in_order, unit, self.ratio, self.max_ratio, self.as_written
-        )
-        shown.show(upsampler, self.picture, self.view)
-        return 0
+    having = {row: sum(row in rows for rows in in_order) for row in ROWS if row in means}
+    columns = {
+        row.replace("_", " ") + (f" ({n:,} pairs)" if n < len(in_order) else ""): means[row]
+        for row, n in having.items()
+    }
+    tables = tables_of(f"mean of {len(measured):,} pairs", metrics, columns, Scale(unit))
+    remarks = remarks_on_pairs(in_order, metrics)
+    content = {
+        "evaluation": "pairs",
+        "model": options.model,
+        "as_written": options.as_written,
+        "dataset": options.dataset,
+        "split": options.split,
+        "unit": unit.name,
+        "metres_per_unit": unit.metres,
+        "seed": options.seed,
+        "chamfer_share_of_midpoints": share,
+        "mean_chamfer_share_of_midpoints": score,
+        "means": means,
+        "pairs": [{"name": pair.name, "rows": pair.rows} for pair in measured],
+        "bad": [{"name": sample.name, "reason": sample.reason} for sample in bad],
+        "remarks": remarks,
+    }
+    show_report(options.output, EvaluationReport(heading, tables, remarks), content)
 
-    def _report(
-        self,
-        in_order: list[Rows],
-        sizes: list[Sizes],
-        names: list[str],
-        bad: list[BadSample],
-        unit: LengthUnit,
-        upsampler: Upsampler | None,
-    ) -> None:
-        import numpy as np
 
-        from pointup.cli.evaluate.pair_notes import (
-            notes_on_gap,
-            notes_on_ratios,
-            remarks_on_pairs,
-        )
-        from pointup.evaluation.cloud_metrics import ROWS, mean_rows
-        from pointup.evaluation.lidar_metrics import Scale, beside_baselines, tables_of
-        from pointup.evaluation.pairs import pair_metrics
-        from pointup.evaluation.report import EvaluationReport
+def show(
+    options: EvaluatedPairs,
+    pairs: PairDataset,
+    measured: Sequence[MeasuredPair],
+    unit: LengthUnit,
+    upsampler: Upsampler | None,
+) -> None:
+    """Write a picture and a viewer of the worst, the median and the best pair, where asked for.
 
-        metrics = pair_metrics(unit)
-        means = mean_rows(in_order)
-        heading = [
-            f"{self.split} pairs of {self.dataset}: {len(names):,}"
-            + (f", {len(bad)} bad ones left out" if bad else ""),
-            f"unit: {unit.name}"
-            if unit.metres is not None
-            else "unit: unknown, taken for metres; set it with --metres-per-unit",
-            describe_model(self.model, upsampler, self.as_written)
-            + (", as `pointup upsample` writes it" if upsampler and self.as_written else ""),
-            "no network: midpoints; and random midpoints, jitter, plane, with the points of the "
-            f"source kept (seed {self.seed})",
-            *beside_baselines(means, ["model"]),
-            *notes_on_ratios(sizes),
-            *notes_on_gap(in_order, sizes),
-        ]
-        share, score = None, None
-        # The source of a pair may be all of its target.
-        comparable = [m for m in in_order if m["midpoints"]["chamfer"] > 0]
-        if upsampler is not None and comparable:
-            share = means["model"]["chamfer"] / means["midpoints"]["chamfer"]
-            shares = [m["model"]["chamfer"] / m["midpoints"]["chamfer"] for m in comparable]
-            score = float(np.mean(shares))
-            heading.append(
-                f"Chamfer of the model lower than that of the midpoints for "
-                f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares, by "
-                f"which train.py selects the best model: {score:.1%}"
+    The order is that of the Chamfer distance of the model as a share of that of the midpoints;
+    without a model, that of the midpoints. Pairs without this share are left out, because their
+    midpoints equal their target; a note is printed if no pair has one.
+    """
+    row = "midpoints" if upsampler is None else "model"
+    values = [pair.rows[row]["chamfer"] for pair in measured]
+    scores = values if upsampler is None else [share_of_midpoints(pair.rows) for pair in measured]
+    if not np.isfinite(scores).any():
+        print("no picture and no viewer: the midpoints equal the target in every pair")
+        return
+    name = "" if unit.metres is None else unit.name
+    shown = []
+    for place, number in worst_to_best(scores).items():
+        pair, index = measured[number], measured[number].index
+        batch = collate([pairs[(0, index)]])
+        batch = batch.to(next(upsampler.parameters()).device) if upsampler else batch
+        vertical = pairs.samples.is_vertical(index)
+        ratio = training_ratio(batch, options.ratio, options.max_ratio)
+        clouds, target = clouds_to_show(batch, ratio, upsampler, vertical, options.as_written)
+        share = f", {scores[number]:.1%} of the midpoint baseline's" if upsampler else ""
+        shown.append(
+            ShownPair(
+                f"{place}: {pair.name}",
+                clouds,
+                target,
+                vertical,
+                name,
+                note=f"Chamfer distance {values[number]:.4g} {unit.name}{share}",
+                notes={
+                    row: f"Chamfer {figures['chamfer']:.3g} {name}".strip()
+                    for row, figures in pair.rows.items()
+                },
+                origin=pairs.samples.origin(index),
             )
-        having = {row: sum(row in rows for rows in in_order) for row in ROWS if row in means}
-        columns = {
-            row.replace("_", " ") + (f" ({n:,} pairs)" if n < len(in_order) else ""): means[row]
-            for row, n in having.items()
-        }
-        tables = tables_of(f"mean of {len(names):,} pairs", metrics, columns, Scale(unit))
-        report = EvaluationReport(heading, tables, remarks_on_pairs(in_order, metrics))
-        content = {
-            "evaluation": "pairs",
-            "model": self.model,
-            "as_written": self.as_written,
-            "dataset": self.dataset,
-            "split": self.split,
-            "unit": unit.name,
-            "metres_per_unit": unit.metres,
-            "seed": self.seed,
-            "chamfer_share_of_midpoints": share,
-            "mean_chamfer_share_of_midpoints": score,
-            "means": means,
-            "pairs": [
-                {"name": name, "rows": rows} for name, rows in zip(names, in_order, strict=True)
-            ],
-            "bad": [{"name": sample.name, "reason": sample.reason} for sample in bad],
-            "remarks": report.remarks,
-        }
-        self.output.show(report, content)
+        )
+    write_shown(shown, ", ".join(each.name for each in shown), options.picture, options.view)
 
-    def _check(self) -> None:
-        for name in ("ratio", "max_ratio"):
-            value = getattr(self, name)
-            if value is not None and not value >= 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
-        if self.token_budget < 1:
-            raise ConfigError(f"--token-budget {self.token_budget}: must be at least 1")
-        if self.metres_per_unit is not None and not 0 < self.metres_per_unit < float("inf"):
-            raise ConfigError(f"--metres-per-unit {self.metres_per_unit}: must be greater than 0")
-        if self.oversampling is not None and not self.as_written:
-            raise ConfigError(
-                "--oversampling needs --as-written; the network alone has no second pass"
-            )
-        self.output.check(self.picture, self.view)
+
+def share_of_midpoints(rows: Mapping[str, Figures]) -> float:
+    """Chamfer distance of the model as a share of that of the midpoints; NaN if theirs is 0."""
+    midpoints = rows["midpoints"]["chamfer"]
+    return rows["model"]["chamfer"] / midpoints if midpoints else float("nan")
+
+
+def notes_on_ratios(measured: Sequence[MeasuredPair]) -> list[str]:
+    """How many pairs were upsampled to another number of points than their target's."""
+    others = [pair for pair in measured if not pair.has_own_ratio()]
+    if not others:
+        return []
+    used = _span([pair.ratio for pair in others])
+    own = _span([pair.num_target / max(pair.num_source, 1) for pair in others])
+    return [
+        f"{len(others):,} of {len(measured):,} pairs were upsampled by {used} instead of their own "
+        f"{own} (--ratio, --max-ratio); target and resampled ground truth keep their points"
+    ]
+
+
+def _span(ratios: Sequence[float]) -> str:
+    low, high = (f"{end:.3g}x" for end in (min(ratios), max(ratios)))
+    return low if low == high else f"{low} to {high}"
+
+
+def notes_on_gap(measured: Sequence[MeasuredPair]) -> list[str]:
+    """How much of the gap to a second sampling is closed, over the pairs that have one.
+
+    Pairs that were upsampled to another number of points than their target's are left out: Chamfer
+    distances of clouds of several sizes have no gap in common.
+    """
+    having = [pair for pair in measured if "resampled" in pair.rows]
+    chosen = [pair.rows for pair in having if pair.has_own_ratio()]
+    lines = gap_closed(mean_rows(chosen), ["model"])
+    if len(chosen) == len(measured):
+        return lines
+    of_size = " and their own ratio" if len(chosen) < len(having) else ""
+    return [f"{line}, in the {len(chosen):,} pairs that have one{of_size}" for line in lines]
+
+
+def remarks_on_pairs(
+    in_order: Sequence[Mapping[str, Figures]], metrics: Mapping[str, Metric]
+) -> list[str]:
+    """`worse_than_source` for the means of the pairs, with P2F of pairs with noise only.
+
+    A source that was sampled from the surface has a P2F of rounding errors. Anything that a model
+    adds is much worse than that.
+    """
+    limits = [1e3 * ON_SURFACE * rows["source"]["chamfer"] for rows in in_order]
+    off_surface = [
+        # P2F is in thousandths.
+        rows["source"].get("p2f", np.inf) > limit
+        for rows, limit in zip(in_order, limits, strict=True)
+    ]
+    if all(off_surface):
+        return worse_than_source(mean_rows(in_order), metrics, ["model"])
+    compared = [
+        rows
+        if is_off
+        else {row: {k: v for k, v in f.items() if k != "p2f"} for row, f in rows.items()}
+        for rows, is_off in zip(in_order, off_surface, strict=True)
+    ]
+    number = sum("p2f" in rows["source"] for rows in compared)
+    title = f"P2F in the {number:,} pairs whose source is not on the surface:"
+    metrics = {**metrics, "p2f": replace(metrics["p2f"], title=title)}
+    return worse_than_source(mean_rows(compared), metrics, ["model"])
