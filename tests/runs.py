@@ -25,7 +25,7 @@ def options(data: Path, output_dir: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(
         **{
             "data": (str(data),), "output_dir": output_dir, "steps": 6, "token_budget": 1200,
-            "num_workers": 0, "log_every": 1, "eval_every": 3, "save_every": 3,
+            "num_workers": 0, "log_every": 1, "eval_every": 6, "save_every": 3,
             "num_pictures": 0, "model": SMALL, **changes,
         }
     )  # fmt: skip

@@ -19,7 +19,6 @@ from pointup.synthetic.default_dataset import (
     NUM_VALIDATION,
     RECIPE,
     default_dataset,
-    default_pairs,
     default_sample,
     scene_pair,
     shape_pair,
@@ -106,14 +105,6 @@ def test_a_full_disk_is_an_error_with_the_remedy_and_leaves_nothing(tmp_path, mo
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
-def test_samples_do_not_depend_on_the_number_of_workers(cache, tmp_path) -> None:
-    # Some samples take longer than others, so that they are finished in another order.
-    default_pairs(tmp_path / "two", 0, 3, 2, num_workers=2)
-    for split in ("train", "validation"):
-        one, two = (load_from_disk(path)[split] for path in (small(cache), tmp_path / "two"))
-        assert one.with_format("arrow")[:] == two.with_format("arrow")[:]
-
-
 def test_a_sample_depends_on_seed_split_and_number() -> None:
     arguments = [(0, "train", 0), (1, "train", 0), (0, "validation", 0), (0, "train", 1)]
     sources = [default_sample(*a)[0].source for a in [*arguments, arguments[0]]]
@@ -127,8 +118,8 @@ def test_shapes_are_sampled_independently_and_in_many_sizes() -> None:
         pair, surface = shape_pair(np.random.default_rng(seed), resample=seed == 0)
         assert pair.target_normals is not None
         assert pair.target_normals.shape == pair.target.shape
-        assert surface.distance(pair.source).max() < 1e-6
-        assert surface.distance(pair.target).max() < 1e-6
+        for points in (pair.source, pair.target):
+            assert surface.distance(points[::20]).max() < 1e-6
         nearest = cKDTree(pair.target).query(pair.source)[0]
         assert np.count_nonzero(nearest == 0) == 0
         sizes.append((len(pair.source), len(pair.target)))

@@ -51,7 +51,7 @@ def test_a_best_model_that_could_not_be_written_does_not_keep_later_ones_from_be
 ) -> None:
     disk(iter([True, False]))
     set_scores(monkeypatch, 0.5, 0.9)
-    training.train(options(pair_directory, tmp_path / "run"), accelerator)
+    training.train(options(pair_directory, tmp_path / "run", eval_every=3), accelerator)
     assert caplog.text.count("can't be written (full); training continues") == 1
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
@@ -65,7 +65,10 @@ def test_a_run_whose_last_model_could_not_be_written_fails_and_writes_it_at_the_
 ) -> None:
     disk(iter([False, True, False]))
     set_scores(monkeypatch, 0.9, 0.5, 0.5)
-    config, model = options(pair_directory, tmp_path / "run"), tmp_path / "run" / "model"
+    config, model = (
+        options(pair_directory, tmp_path / "run", eval_every=3),
+        tmp_path / "run" / "model",
+    )
     with pytest.raises(CheckpointError, match="can't be written"):
         training.train(config, accelerator)
     before = (model / "model.safetensors").read_bytes()
@@ -82,7 +85,7 @@ def test_a_run_without_a_complete_evaluation_says_that_it_saved_no_model(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    set_scores(monkeypatch, np.inf, np.inf)
+    set_scores(monkeypatch, np.inf)
     training.train(options(pair_directory, tmp_path / "run"), accelerator)
     assert not (tmp_path / "run" / "model").exists()
     assert caplog.text.count("no model was saved") == 1

@@ -99,27 +99,6 @@ def test_the_quick_check_passes_and_leaves_nothing_in_shared_memory(
     assert shared_memory_of(ended.pids) == set()
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [("--token-budget", "0"), ("--ratio", "0.5"), ("--data", "/nowhere/pairs")],
-)
-def test_an_impossible_option_is_one_line_on_stderr_and_a_failed_exit(
-    tmp_path: Path,
-    name: str,
-    value: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    run = tmp_path / "run"
-    monkeypatch.setattr(sys, "argv", ["train.py", "--output-dir", str(run), name, value])
-    assert training.main() == 1
-    lines = capfd.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    message = value if name == "--data" else name.removeprefix("--")
-    assert lines[0].startswith("train.py: error: ") and message in lines[0]
-    assert not (run / "checkpoints").exists()
-
-
 def test_an_unknown_option_is_refused_with_a_suggestion(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

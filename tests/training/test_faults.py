@@ -407,20 +407,6 @@ def test_a_signal_to_one_process_in_evaluation_saves_and_defers_the_evaluation(
     continues_like(pair_directory, run, undisturbed)
 
 
-# In short: a run on two datasets, in test_several_datasets.py.
-def test_a_signal_to_one_process_of_a_group_saves_and_the_run_continues_bit_for_bit(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path
-) -> None:
-    run = tmp_path / "run"
-    words = arguments(pair_directory, run, "--num-workers", 1)
-    ended = run_forked("faulty", *words, FAULT="terminate forward 5 1")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert latest_of(run) == "step_5"
-    assert len(ended.pids) >= 2 * (1 + 1), "processes that were not seen"
-    assert shared_memory_of(ended.pids) == set()
-    continues_like(pair_directory, run, undisturbed)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undisturbed_run(
     pair_directory: Path, tmp_path: Path, undisturbed: Path, number: signal.Signals

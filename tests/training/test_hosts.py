@@ -114,16 +114,6 @@ def test_the_documented_launch_lines_train_the_model_that_one_host_trains(
     assert all((run / "logs" / f"rank_{rank}.log").exists() for rank in range(4))
 
 
-def test_three_hosts_train_the_model_that_one_host_trains(
-    pair_directory: Path, tmp_path: Path
-) -> None:
-    with made_hosts(3, tmp_path) as network, timed("three hosts of one process"):
-        launch(network, pair_directory, tmp_path / "run")
-        assert statuses(network) == [0, 0, 0], output(network)
-    ends(pair_directory, tmp_path / "alone", "--accumulation-steps", 3, num_processes=1)
-    assert_ends_like(tmp_path / "run", tmp_path / "alone")
-
-
 def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:

@@ -69,3 +69,25 @@ def test_fewer_layers_than_the_initial_model_has_are_refused(tmp_path: Path) -> 
     given = ModelConfig(column_layers=1)
     with pytest.raises(ConfigError, match=r"column-layers is 1; the initial model has 2"):
         initial_model(TrainConfig(initial_model=str(tmp_path), model=given))
+
+
+def test_all_weights_but_those_to_train_are_frozen(stored: str) -> None:
+    _, model = initial_model(TrainConfig(initial_model=stored, train_only=("quota", "embed")))
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert {name.split(".")[0] for name in trained} == {
+        "quota",
+        "quota_norm",
+        "quota_powers",
+        "embed",
+    }
+    with pytest.raises(ConfigError, match=r"--train-only none: no such weights; .*quota"):
+        initial_model(TrainConfig(initial_model=stored, train_only=("none",)))
+
+
+def test_activations_are_recomputed_as_the_option_says() -> None:
+    choices = {"auto": None, "on": True, "off": False}
+    for choice, recompute in choices.items():
+        _, model = initial_model(
+            TrainConfig(gradient_checkpointing=choice, model=ModelConfig(**SMALL))
+        )
+        assert model.recompute is recompute

@@ -133,14 +133,3 @@ def test_a_continued_run_keeps_its_automatic_budget(
     training.train(number, accelerator)
     for name, expected in final_weights(tmp_path / "number", 3).items():
         assert torch.equal(expected, final_weights(tmp_path / "run", 3)[name])
-
-
-def test_gradient_checkpointing_changes_no_weight(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
-    weights = []
-    for choice in ("on", "off"):
-        changes = {"steps": 2, "gradient_checkpointing": choice}
-        training.train(options(pair_directory, tmp_path / choice, **changes), accelerator)
-        weights.append(final_weights(tmp_path / choice, 2))
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from conftest import metrics_of
 from runs import final_weights, options, training
 from torch import Tensor
 from torch_geometric.data import Batch
@@ -72,43 +72,11 @@ def test_a_checkpoint_is_written_when_the_last_one_is_too_old(
     assert saved() == ["step_1", "step_2", "step_4"]
 
 
-def test_after_out_of_memory_the_gradient_is_the_same(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Fewer errors than those after which the budget is lowered.
-    changes = {"steps": 2, "token_budget": 2000, "num_pictures": 0}
-    training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
-    real = training.losses_of_model
-
-    def too_large(model: Any, batch: Batch, *rest: Any) -> Tensor:
-        losses = real(model, batch, *rest)
-        if batch.num_graphs > 3:
-            losses.sum().backward()  # Gradients of what fails must not count.
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return losses
-
-    monkeypatch.setattr(training, "losses_of_model", too_large)
-    training.train(options(pair_directory, tmp_path / "halves", **changes), accelerator)
-    assert "done again in halves" in (tmp_path / "halves/logs/rank_0.log").read_text()
-    for expected, actual in zip(
-        metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "halves"), strict=True
-    ):
-        if "loss" in expected:
-            assert actual["num_clouds"] == expected["num_clouds"]
-            assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-            assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_non_finite_step_is_skipped_and_its_cloud_named(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
     monkeypatch: pytest.MonkeyPatch,
-    value: float,
 ) -> None:
     real = training.losses_of_model
     bad: list[str] = []
@@ -117,13 +85,13 @@ def test_a_non_finite_step_is_skipped_and_its_cloud_named(
         losses = real(model, batch, *rest)
         if not bad:
             bad.append(batch.name[1])
-            losses = losses * torch.tensor([1.0, value, *[1.0] * (len(losses) - 2)])
+            losses = losses * torch.tensor([1.0, math.nan, *[1.0] * (len(losses) - 2)])
         return losses
 
     monkeypatch.setattr(training, "losses_of_model", spoil)
     training.train(options(pair_directory, tmp_path, steps=2, num_pictures=0), accelerator)
     log = (tmp_path / "logs" / "rank_0.log").read_text()
-    assert f"step 0 skipped: loss {value:.4g}" in log and f"from {bad[0]}\n" in log
+    assert "step 0 skipped: loss nan" in log and f"from {bad[0]}\n" in log
     assert "step 1 skipped" not in log
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 2).values())
 
