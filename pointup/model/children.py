@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pointup.geometry.local_geometry import (
+    Columns,
     LocalGeometry,
     arches,
     describe_neighbors,
@@ -25,7 +26,7 @@ from pointup.geometry.midpoints import depths_of_slots
 from pointup.geometry.packed import to_device
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
-from pointup.model.encoder import ChildTables, PointEncoder, attention_block
+from pointup.model.encoder import ChildTables, DescribedPoints, PointEncoder, attention_block
 from pointup.model.offsets import described_in, encode_positions, mean_offset, offset_along
 
 SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR = -2.0, 4.0
@@ -35,8 +36,8 @@ SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR = -2.0, 4.0
 class ChildDecoder(PointEncoder):
     """Expands the features of each point to slots, and places a child for each slot."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+    def build(self, config: ModelConfig) -> None:
+        super().build(config)
         dim, hidden = config.feature_dim, config.position_hidden
         self.slot = nn.Linear(2 * dim + hidden, dim)
         self.shuffle = attention_block(config, config.heads, feed_forward=False)
@@ -58,6 +59,14 @@ class ChildDecoder(PointEncoder):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
+    def describe(
+        self, geometry: LocalGeometry, columns: Columns | None, recompute: bool = True
+    ) -> DescribedPoints:
+        """What `place_children` needs of each point. Arguments are those of `encode`."""
+        features, g = self.encode(geometry, columns, recompute)
+        normals = self.turn_normals(features, g, geometry, recompute)
+        return DescribedPoints(features, g, normals, self.child_tables(features))
+
     def child_tables(self, features: Tensor) -> ChildTables:
         """Projected features of points, from features (N, C)."""
         dim = self.config.feature_dim
@@ -74,9 +83,7 @@ class ChildDecoder(PointEncoder):
         pos: Tensor,
         rows: slice,
         slot_neighbor: Tensor,
-        tables: ChildTables,
-        g: Tensor,
-        normals: Tensor,
+        points: DescribedPoints,
         geometry: LocalGeometry,
         recompute: bool = True,
         drop: Tensor | None = None,
@@ -99,9 +106,10 @@ class ChildDecoder(PointEncoder):
         where children start; `drop` (N, 1) is for those that start below their parent.
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, the point itself
-        first, -1 for none, `tables` and `g` (N, K, P) of all points.
+        first, -1 for none, `points` all N points.
         """
         whole, geometry = geometry, geometry.rows(rows)
+        _, g, normals, tables = points
         num_points, num_slots = slot_neighbor.shape
         slot_neighbor = torch.where(slot_neighbor < 0, slot_neighbor[:, :1], slot_neighbor)
         anchors = anchors_of_slots(self.config, pos, rows, slot_neighbor, geometry.spacing, drop)

@@ -54,6 +54,19 @@ class ChildTables(NamedTuple):
     """(N, 2 heads D) keys and values of the refinement."""
 
 
+class DescribedPoints(NamedTuple):
+    """What children need of the points around them, computed once for all children."""
+
+    features: Tensor
+    """(N, C) features of the points."""
+    g: Tensor
+    """(N, K, P) encoded positions of their neighbours."""
+    normals: Tensor
+    """(N, 3) unit normals of the surface, turned by `turn_normals`."""
+    tables: ChildTables
+    """Projected features."""
+
+
 class PointEncoder(nn.Module):
     """Features of points, by attention to their k nearest neighbours, and heads for normals,
     spacing exponents and quotas."""
@@ -61,6 +74,10 @@ class PointEncoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.build(config)
+
+    def build(self, config: ModelConfig) -> None:
+        """Make all layers. The weights are random, from torch's generator."""
         dim, hidden = config.feature_dim, config.position_hidden
         self.neighbor_position = nn.Sequential(
             nn.Linear(10, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
@@ -226,20 +243,24 @@ class PointEncoder(nn.Module):
             recompute=recompute,
         )
 
-    def quota_logits(self, features: Tensor, geometry: LocalGeometry) -> Tensor:
+    def spacing_power(self, points: DescribedPoints) -> Tensor:
+        """Exponent (N,) of the spacing around each input point, see `spacing_by_power`."""
+        return cast(Tensor, self.density(self.density_norm(points.features)))[:, 0]
+
+    def quota_logits(self, points: DescribedPoints, geometry: LocalGeometry) -> Tensor:
         """Logarithm (N,) of the quota of each input point, the share of its cloud's output that
         belongs to it, up to a constant per cloud.
 
         The features are detached: quotas do not change what other weights learn.
         """
-        logits = self.quota(self.quota_norm(features.detach())).float()[:, 0]
+        logits = self.quota(self.quota_norm(points.features.detach())).float()[:, 0]
         gaps = torch.stack([geometry.spacing[:, 0], nearest_gaps(geometry)], dim=1).log()
         return logits + (gaps * self.quota_powers).sum(1)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the features."""
-        return self.quota_norm.weight.dtype
+        """The dtype of the features, that of the weights of all layers."""
+        return next(p.dtype for layer in self.children() for p in layer.parameters())
 
     @property
     def random(self) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin, constants, hf_hub_download
@@ -96,11 +99,18 @@ class StoredModel(PyTorchModelHubMixin):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(card.text)
         if kwargs.get("config") is None:  # As `push_to_hub` passes it on.
-            stored = {"format": FORMAT, **asdict(self.config)}
+            stored = {"format": FORMAT, **self.own_class(), **asdict(self.config)}
             if self.calibration:
                 stored["calibration"] = asdict(self.calibration)
             kwargs["config"] = stored
         return super().save_pretrained(save_directory, **kwargs)
+
+    @classmethod
+    def own_class(cls) -> dict[str, str]:
+        """The entry of config.json of a network that is not part of pointup."""
+        if cls.__module__.partition(".")[0] == "pointup":
+            return {}
+        return {"network": f"{cls.__module__}:{cls.__qualname__}"}
 
     def fingerprint(self) -> str:
         """A checksum of weights and options."""
@@ -123,8 +133,9 @@ class StoredModel(PyTorchModelHubMixin):
         model is given as ./NAME. Only names of the form OWNER/NAME are looked up on the Hub. An
         option that config.json lacks takes its default, an unknown one is ignored with a warning.
         Options of `ModelConfig` in `kwargs` replace stored ones. Weights are always loaded
-        strictly. Raises ModelError where there is no model, one of another format, or one with
-        options out of range.
+        strictly. A model of another network needs its class on Python's path; code beside the
+        weights is never run. Raises ModelError where there is no model, one of another format, or
+        one with options out of range.
         """
         name = str(pretrained_model_name_or_path)
         if strange := sorted(kwargs.keys() - LOADER_ARGUMENTS - OPTIONS):
@@ -149,6 +160,9 @@ class StoredModel(PyTorchModelHubMixin):
                 f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "
                 "version of pointup reads; train it again, or install the version that wrote it"
             )
+        network = cls
+        if "network" in stored and stored["network"] != cls.own_class().get("network"):
+            network = cast(type[Self], stored_class(name, stored["network"]))
         given = {k: v for k, v in kwargs.items() if k in OPTIONS}
         check_options(name, stored, given)
         options = {k: v for k, v in {**stored, **given}.items() if k in OPTIONS}
@@ -156,7 +170,7 @@ class StoredModel(PyTorchModelHubMixin):
             weights = _weights_file(name, **download)
             # Without memory: that of a damaged config.json may be larger than the machine's.
             with torch.device("meta"):
-                model = cls(**options)
+                model = network(**options)
             assert isinstance(model, nn.Module)
             check_shapes(name, weights, model.state_dict())
             model.to_empty(device=kwargs.get("map_location", "cpu"))
@@ -171,6 +185,37 @@ class StoredModel(PyTorchModelHubMixin):
         if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
             model.source_card = SourceCard(card, model.fingerprint())
         return model
+
+
+def stored_class(model: str, network: object) -> type[StoredModel]:
+    """The class that a config.json names, "module:Class". ModelError if it can't be imported, and
+    for a module in the directory of the model, whose code came with the weights."""
+    module = str(network).partition(":")[0]
+    with suppress(ImportError, ValueError):
+        found = find_spec(module.partition(".")[0])
+        if found and found.origin and Path(model).resolve() in Path(found.origin).resolve().parents:
+            raise ModelError(
+                f"{model}: its network {network} lies beside its weights, and is not run from "
+                "there; if you trust it, move it to another folder on PYTHONPATH"
+            )
+    found_class = class_of_network(str(network))
+    logger.info("%s: its network is %s", model, network)
+    return found_class
+
+
+def class_of_network(network: str) -> type[StoredModel]:
+    """The class of another network, by "module:Class". Raises ModelError."""
+    module, _, name = network.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"network {network}: can't be imported ({error}); name it MODULE:CLASS, and put the "
+            "folder of the module on PYTHONPATH"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, StoredModel)):
+        raise ModelError(f"network {network}: is no subclass of pointup.Upsampler; make it one")
+    return found
 
 
 def _weights_file(name: str, **kwargs: Any) -> Path:
@@ -211,7 +256,7 @@ def read_calibration(name: str, stored: Any) -> Calibration:
 
 def check_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
     """Raise ModelError for invalid options of a config.json, or of those that replace them."""
-    if unknown := sorted(stored.keys() - OPTIONS - {"format", "calibration"}):
+    if unknown := sorted(stored.keys() - OPTIONS - {"format", "network", "calibration"}):
         logger.warning(
             "%s: config.json has options that this version of pointup doesn't know: %s; ignored",
             name, ", ".join(unknown)[:200],

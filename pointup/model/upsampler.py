@@ -70,6 +70,9 @@ class Upsampler(
     follow the ratio. The model is equivariant to translation and scale. The output of a cloud does
     not depend on the others. Coordinates are float32: centre a cloud (in float64) before casting.
 
+    Another network is a subclass that replaces `build`, `describe`, `place_children`,
+    `spacing_power` and `quota_logits`: docs/guides/networks.md.
+
     Keyword arguments are those of `ModelConfig`. With `recompute` the backward pass computes
     intermediate values again: more time, less memory, the same gradients. None: `children_kept`.
     """
@@ -83,8 +86,13 @@ class Upsampler(
         if config.descent and not config.column_layers:
             raise ModelError("model.descent needs columns: set model.column_layers to at least 1")
         super().__init__(config)
+        self.float()
+
+    recompute: bool | None = None
+
+    def build(self, config: ModelConfig) -> None:
+        super().build(config)
         self.float()  # Whatever the default dtype of torch is, as coordinates are.
-        self.recompute: bool | None = None
         # On the meta device there are only shapes: stored weights follow.
         if self.embed[0].weight.device.type != "meta":
             calibrate(self, self.layers_to_calibrate())
@@ -152,11 +160,11 @@ class Upsampler(
         by_slots = padded.argsort(stable=True)
         if len(padded.unique_consecutive()) > len(padded.unique()):
             # Clouds with the same number of slots take a fraction of the time if expanded together.
-            points = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
+            order = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
             sorted_ptr = to_device(ptr_from_sizes(sizes[by_slots]), ptr.device)
             ratios = on_host(torch.as_tensor(ratio))[by_slots]
-            made = self.upsample(pos[points], sorted_ptr, ratios)
-            return made.of_clouds(by_slots.argsort(), points)
+            made = self.upsample(pos[order], sorted_ptr, ratios)
+            return made.of_clouds(by_slots.argsort(), order)
 
         config, num_neighbors = self.config, self.config.k + 1
         ranks = slot_ranks(int(padded.max()), config.extrapolation)
@@ -173,27 +181,23 @@ class Upsampler(
             columns = columns_of(pos, in_plane, config.column_stride)
             if config.descent:
                 drop = drops(columns, config.reach * geometry.local_spacing)
-        features, g = self.encode(geometry, columns, recompute)
-        normals = self.turn_normals(features, g, geometry, recompute)
-        tables, pieces = self.child_tables(features), []
+        points, pieces = self.describe(geometry, columns, recompute), []
         for num_slots, rows in same_number_of_slots(padded, on_host(ptr)):
             if config.extrapolation:
                 index = neighbors[rows][:, to_device(ranks[:num_slots], ptr.device)]
             else:
                 index = neighbors[rows, :num_slots]
             index = without_bridges(index, rows, pos, geometry.local_spacing)
-            piece = self.place_children(
-                pos, rows, index, tables, g, normals, geometry, recompute, drop
-            )
+            piece = self.place_children(pos, rows, index, points, geometry, recompute, drop)
             pieces.append(piece.flatten(0, 1))
         candidates, log_error = torch.cat(pieces), None
         own, place = rows_of_slots(slots, padded, ptr, candidates_ptr)
         if not torch.equal(slots, padded):
             candidates = candidates.index_select(0, place)
 
-        power = self.density(self.density_norm(features)).float()[:, 0]
+        power = self.spacing_power(points).float()
         log_spacing, shares = spacing_by_power(power, geometry, ptr)
-        logits = torch.stack([shares, self.quota_logits(features, geometry)], dim=1)
+        logits = torch.stack([shares, self.quota_logits(points, geometry)], dim=1)
         log_shares, log_quotas = segment_log_softmax(logits, ptr).unbind(1)
         log_spacing = log_spacing.detach()[own]
         if config.predict_error:

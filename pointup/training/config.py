@@ -89,7 +89,7 @@ class TrainConfig:
     RARELY_SET: ClassVar = (
         "accumulation_steps clip_norm collective_timeout debug ema_decay gradient_checkpointing "
         "hang_timeout keep_checkpoints log_every loss lr_scaling max_clouds max_ratio "
-        "max_unreadable model num_pictures on_save_error patience ratio reference_clouds "
+        "max_unreadable model network num_pictures on_save_error patience ratio reference_clouds "
         "save_every save_minutes target_chamfer train_only validation_share warmup_steps "
         "weight_decay worker_timeout"
     )
@@ -106,6 +106,9 @@ class TrainConfig:
     forest), a directory, or a repository on the Hub. The run uses the options of this model. Of the
     model options only those may be given that keep its weights, such as --model.column-layers,
     which adds others; a value equal to the default of its option counts as not given."""
+    network: str | None = None
+    """Class of another network, MODULE:CLASS, a subclass of pointup.Upsampler whose module is on
+    PYTHONPATH. An initial model brings its own."""
     train_only: Names = ()
     """Train only weights whose names start with one of these, such as quota; freeze the others."""
     steps: PositiveInt | None = None
@@ -234,6 +237,8 @@ class TrainConfig:
                 f"--token-budget is {self.token_budget}; with --crop it must be at least {least}, "
                 "for --model.k neighbours in source and target"
             )
+        if self.network and self.initial_model:
+            raise ConfigError("--network: the initial model brings its own; leave one of them out")
         if self.initial_share and self.initial_model is None:
             raise ConfigError("--initial-share needs --initial-model")
         if self.target_chamfer is not None and self.choose_by != "chamfer":

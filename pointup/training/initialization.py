@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
+from pointup.model.hub import class_of_network
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig, option
 
@@ -45,7 +46,7 @@ def _extended(model: Upsampler, options: ModelConfig) -> Upsampler:
             f"--model.column-layers is {others}; the initial model has {layers}, none of which can "
             "be left out"
         )
-    extended = Upsampler(**asdict(options)).train()
+    extended = type(model)(**asdict(options)).train()
     missing = extended.load_state_dict(model.state_dict(), strict=False)
     assert not missing.unexpected_keys
     return extended
@@ -62,7 +63,8 @@ def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
     """
     if config.initial_model is None:
         torch.manual_seed(config.seed)
-        model = Upsampler(**asdict(config.model))
+        network = class_of_network(config.network) if config.network else Upsampler
+        model = cast(type[Upsampler], network)(**asdict(config.model))
     else:
         model = Upsampler.from_pretrained(config.initial_model).train()
         changed = _changed(model.config, config.model)

@@ -220,9 +220,7 @@ def _run(
         columns = columns_of(pos, in_plane, config.column_stride)
         if config.descent:
             drop = drops(columns, config.reach * geometry.local_spacing[: len(in_plane)])
-    features, g = model.encode(geometry, columns)
-    normals = model.turn_normals(features, g, geometry)
-    tables = model.child_tables(features)
+    points = model.describe(geometry, columns)
     reach = config.reach * geometry.local_spacing[:, 0]
     if slack is not None:
         reach = torch.from_numpy(slack).to(device)
@@ -232,11 +230,11 @@ def _run(
     by_error = config.predict_error
     exponent = config.quota_exponent if by_error else config.density_exponent
     # With predicted errors, those of each call are added below.
-    quota = exponent * model.quota_logits(features, geometry)
+    quota = exponent * model.quota_logits(points, geometry)
     offsets, distances, errors, log_errors = [], [], [], []
     for rows, slots in _calls(num_slots, children_per_call):
         index = without_bridges(slot_index[rows, :slots], rows, pos, geometry.local_spacing)
-        children = model.place_children(pos, rows, index, tables, g, normals, geometry, drop=drop)
+        children = model.place_children(pos, rows, index, points, geometry, drop=drop)
         error = children.new_ones(children.shape[:2])
         log_error = error
         if by_error:

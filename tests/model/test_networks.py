@@ -1,0 +1,147 @@
+"""The network of the guide, a module outside the package: trains, evaluates, upsamples, loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib import invalidate_caches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from conftest import ROOT
+from runs import SMALL, TrainConfig, options, training
+from torch_geometric.data import Batch
+
+from pointup import Upsampler, upsample
+from pointup.cli.main import main
+from pointup.errors import ConfigError, ModelError
+from pointup.training.objective import LossConfig, losses_of_model
+
+GUIDE = ROOT / "docs" / "guides" / "networks.md"
+NAME = "point_transformer:PointTransformer"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The module of the guide, in a folder on Python's path."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    code = GUIDE.read_text().split("```python\n")[1].split("```")[0]
+    (folder / "point_transformer.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    sys.modules.pop("point_transformer", None)
+
+
+def test_the_network_of_the_guide_trains_evaluates_and_upsamples(
+    module: Path,
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    command: Callable[..., Any],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    config = options(pair_directory, tmp_path / "run", network=NAME, steps=2, eval_every=2)
+    training.train(config, accelerator)
+    model = tmp_path / "run" / "model"
+    assert json.loads((model / "config.json").read_text())["network"] == NAME
+    np.save(tmp_path / "cloud.npy", np.random.default_rng(0).random((300, 3)))
+    result = command(tmp_path / "cloud.npy", "-o", tmp_path / "dense.npy", model=model)
+    assert result.status == 0 and len(np.load(tmp_path / "dense.npy")) == 1200
+    assert main(["evaluate", "pairs", str(pair_directory), "--model", str(model)]) == 0
+    assert "midpoints" in capfd.readouterr().out
+
+
+SIZES = {"feature_dim": 16, "k": 6}
+
+
+def moving_network(module: Path, **changes: Any) -> Upsampler:
+    """The network with random weights in its last layers, too."""
+    from point_transformer import PointTransformer  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    model: Upsampler = PointTransformer(**SIZES, **changes)
+    for layer in (model.child[-1], model.densities):
+        torch.nn.init.normal_(layer.weight, std=0.1)
+    return model.eval()
+
+
+def test_its_loss_falls(module: Path) -> None:
+    """On curved surfaces, on which midpoints do not lie."""
+    model = moving_network(module).train()
+    points = [torch.nn.functional.normalize(torch.randn(size, 3)) for size in (60, 80, 240, 320)]
+    bounds = [torch.tensor([0, size, size + other]) for size, other in ((60, 80), (240, 320))]
+    source, target = torch.cat(points[:2]), torch.cat(points[2:])
+    batch = Batch(pos=source, ptr=bounds[0], target=target, target_ptr=bounds[1])
+    optimizer, losses = torch.optim.Adam(model.parameters(), 5e-3), []
+    for _ in range(60):
+        loss = losses_of_model(model, batch, 4.0, 4.0, LossConfig()).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(weight.grad is not None for weight in model.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert np.mean(losses[-5:]) < 0.8 * losses[0], losses
+
+
+@pytest.mark.parametrize("predict_error", [False, True])
+def test_its_result_depends_neither_on_tiles_nor_on_other_clouds(
+    predict_error: bool, module: Path, tmp_path: Path, command: Callable[..., Any]
+) -> None:
+    model = moving_network(module, predict_error=predict_error)
+    points = np.random.default_rng(0).random((900, 3)) * [30, 30, 1]
+    np.save(tmp_path / "cloud.npy", points)
+    model.save_pretrained(tmp_path / "model")
+    words = (tmp_path / "cloud.npy", "-o", tmp_path / "dense.npy", "--ratio", "3", "--tile", "8")
+    assert command(*words, model=tmp_path / "model").status == 0
+    made = np.load(tmp_path / "dense.npy")
+    assert np.array_equal(made[:, :3], upsample(points, 3, model=model))
+    assert not np.array_equal(made[:, :3], upsample(points, 3, model=Upsampler(**SIZES)))
+    pos, ptr = torch.from_numpy(points).float(), torch.tensor([0, 500, 900])
+    both, alone = model(pos, ptr, 2.5), model(pos[500:], torch.tensor([0, 400]), 2.5)
+    assert torch.equal(both.pos[both.ptr[1] :], alone.pos)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(pos, ptr, 2.5).pos.dtype == torch.float32
+
+
+def test_a_model_loads_where_its_class_can_be_imported(module: Path, tmp_path: Path) -> None:
+    model = moving_network(module)
+    model.save_pretrained(tmp_path / "model")
+    for cls in (Upsampler, type(model)):
+        loaded = cls.from_pretrained(tmp_path / "model")
+        assert type(loaded) is type(model) and loaded.fingerprint() == model.fingerprint()
+    del sys.modules["point_transformer"]
+    shutil.move(module / "point_transformer.py", tmp_path / "moved.py")
+    invalidate_caches()
+    with pytest.raises(ModelError, match=f"{NAME}: can't be imported.*PYTHONPATH"):
+        Upsampler.from_pretrained(tmp_path / "model")
+
+
+def test_code_that_came_with_the_weights_is_not_run(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving_network(module).save_pretrained(tmp_path / "model")
+    del sys.modules["point_transformer"]
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    (tmp_path / "model" / "point_transformer.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path / "model")
+    with pytest.raises(ModelError, match="lies beside its weights"):
+        Upsampler.from_pretrained(tmp_path / "model")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere:Net", "json:loads", "json", "json:absent"])
+def test_a_name_of_no_network_is_refused(name: str, accelerator: Accelerator) -> None:
+    with pytest.raises(ModelError, match=f"network {name}: "):
+        training.train(TrainConfig(network=name, model=SMALL), accelerator)
+
+
+def test_an_initial_model_brings_its_own_network() -> None:
+    with pytest.raises(ConfigError, match="initial model brings its own"):
+        TrainConfig(network=NAME, initial_model="shapes")
