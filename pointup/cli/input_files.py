@@ -149,8 +149,12 @@ Title = Annotated[str | None, optional("TEXT")]
 Model = Annotated[str | None, optional("shapes|noisy|lidar|forest|DIR|HUB_ID")]
 
 
-def check_shown(picture: Path | None, view: Path | None) -> None:
-    """Raise FileError if a picture or a viewer can't be written. Call it before the work."""
+def check_shown(picture: Path | None, view: Path | None, rasters: Path | None = None) -> None:
+    """Raise FileError if a picture, viewer or rasters can't be written. Call it before the work."""
+    if rasters is not None:
+        from pointup.evaluation.rasters import check_rasters
+
+        check_rasters(rasters)
     if picture is not None:
         from pointup.visualization import check_picture_path
 

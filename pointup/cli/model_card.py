@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 import pointup
 from pointup.cli.report.runs import RunRecord, differing_options
@@ -62,7 +63,7 @@ def card_of_run(
         "Limits": _list([*_limits(run), limits]),
     }
     picture = f"![{caption}](validation.png)\n\n*Validation: {caption}.*" if caption else ""
-    return _card(license, repo, picture, sections)
+    return _card(license, repo, picture, sections, **_facts_of_run(run, repo))
 
 
 def card_of_model(directory: Path, repo: str, license: str, limits: str) -> str:
@@ -97,7 +98,34 @@ def command_of_run(run: RunRecord) -> str:
     return shlex.join(words)
 
 
-def _card(license: str, repo: str, picture: str, sections: Mapping[str, str]) -> str:
+def _facts_of_run(run: RunRecord, repo: str) -> dict[str, Any]:
+    """What the Hub shows beside a card: datasets and a base model that are on it, and figures."""
+    names = [source.name for source in data_sources(run.options.get("data") or ())]
+    on_hub = [name for name in names if _is_on_hub(name)]
+    start = run.options.get("initial_model") or ""
+    facts: dict[str, Any] = {"datasets": on_hub or None}
+    facts["base_model"] = start if _is_on_hub(start) else None
+    figures: dict[str, float] = run.best["validation"].get("model", {}) if run.best else {}
+    shown = [name for name in SHOWN_METRICS if name in figures]
+    if not shown:
+        return facts
+    data = " ".join(map(_name, names)) or "procedural"
+    metrics = metrics_in(run.unit)
+    results = [
+        EvalResult(
+            task_type="point-cloud-upsampling",
+            dataset_type=on_hub[0] if len(names) == len(on_hub) == 1 else "validation-pairs",
+            dataset_name=f"validation pairs of {data}",
+            metric_type=name,
+            metric_name=f"{metrics[name].title}, {metrics[name].unit}".rstrip(", "),
+            metric_value=float(f"{figures[name]:.4g}"),
+        )
+        for name in shown
+    ]
+    return facts | {"model_name": repo.split("/")[1], "eval_results": results, "metrics": shown}
+
+
+def _card(license: str, repo: str, picture: str, sections: Mapping[str, str], **facts: Any) -> str:
     use = f"""Upsamples point clouds by any ratio with pointup:
 
 ```bash
@@ -111,11 +139,11 @@ dense = upsample(points, ratio=4, model="{repo}")  # points: (N, 3)
 ```"""
     parts = [f"# {repo.split('/')[1]}", use, *([picture] if picture else [])]
     parts += [f"## {title}\n\n{text}" for title, text in sections.items()]
-    return _with_metadata(license, "\n\n".join(parts))
+    return _with_metadata(license, "\n\n".join(parts), **facts)
 
 
-def _with_metadata(license: str, text: str) -> str:
-    data = ModelCardData(license=license, library_name="pointup", tags=TAGS)
+def _with_metadata(license: str, text: str, **facts: Any) -> str:
+    data = ModelCardData(license=license, library_name="pointup", tags=TAGS, **facts)
     return f"---\n{data}\n---\n\n{text}\n"
 
 
@@ -204,6 +232,10 @@ def _limits(run: RunRecord) -> list[str]:
     if ratio := run.options.get("ratio"):
         lines.append(f"It was trained at a ratio of {ratio:g}.")
     return lines
+
+
+def _is_on_hub(name: str) -> bool:
+    return name.count("/") == 1 and name == _name(name) and not name.startswith((".", "/"))
 
 
 def _name(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,27 @@ def test_the_limits_of_a_card_say_whether_the_model_is_better_than_the_midpoint_
     card = card_of_run(read_run(path, "run"), Upsampler(**SMALL), "me/wavy", "mit", "", "")
     found = [line for line in card.splitlines() if "On its validation data" in line]
     assert found == ([f"- On its validation data the model is {verdict}."] if verdict else [])
+
+
+def test_the_hub_reads_datasets_base_model_and_figures_from_the_metadata_of_a_card(
+    run: Path, data: Path
+) -> None:
+    read = read_run(run, "run")
+    names = ["somebody/forest_pairs", str(data)]
+    for used, datasets in ((names, names[:1]), (names[:1], names[:1]), (names[1:], None)):
+        options = read.options | {"data": used, "initial_model": "somebody/model"}
+        read = replace(read, options=options)
+        card = ModelCard(card_of_run(read, Upsampler(**SMALL), "me/wavy", "mit", "", ""))
+        assert (card.data.datasets, card.data.base_model) == (datasets, "somebody/model")
+        assert card.data.metrics == ["chamfer"] and card.data.model_name == "wavy"
+        (result,) = card.data.eval_results
+        assert (result.metric_type, result.metric_value) == ("chamfer", 0.45)
+        assert result.metric_name == "Chamfer, data unit"
+        own = datasets[0] if used == datasets else "validation-pairs"
+        assert result.dataset_type == own and str(data) not in card.content
+    read = replace(read, options=options | {"initial_model": "forest"})
+    card = ModelCard(card_of_run(read, Upsampler(**SMALL), "me/wavy", "mit", "", ""))
+    assert card.data.base_model is None
 
 
 def test_a_card_has_the_unit_of_the_surveys(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def launch(num_processes: int, *words: object) -> None:
 
 
 def files_of(output: Path) -> list[Path]:
-    """A file, or those of a folder without hidden ones."""
-    return [output] if output.is_file() else sorted(output.glob("[!.]*"))
+    """A file, or those of a folder without hidden ones and their list."""
+    return [output] if output.is_file() else sorted(output.glob("[!.]*.la[sz]"))
 
 
 def write_inputs(options: str, folder: Path) -> None:

@@ -309,3 +309,18 @@ def test_a_model_that_is_not_in_the_cache_is_reported_with_what_forbids_its_down
     monkeypatch.setattr("pointup.model.hub.hf_hub_download", fail)
     with pytest.raises(ModelError, match=r"the Hub can't be reached \(no route to host\); check"):
         Upsampler.from_pretrained("me/x", cache_dir=tmp_path)
+
+
+def test_a_revision_of_a_repository_has_its_own_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for revision, depth in (("main", 2), ("v1", 1)):
+        Upsampler(num_layers=depth).save_pretrained(tmp_path / revision)
+
+    def download(repo: str, name: str, revision: str = "main", **options: object) -> str:
+        assert repo == "somebody/model"
+        return str(tmp_path / revision / name)
+
+    monkeypatch.setattr("pointup.model.hub.hf_hub_download", download)
+    assert Upsampler.from_pretrained("somebody/model").config.num_layers == 2
+    assert Upsampler.from_pretrained("somebody/model", revision="v1").config.num_layers == 1

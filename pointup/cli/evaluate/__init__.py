@@ -132,6 +132,9 @@ class Lidar:
     of density and of the distance to the reference."""
     view: View = None
     """Write an HTML file to look at the surveys, coloured by their distance to the reference."""
+    rasters: Folder = None
+    """Write GeoTIFFs of the source, the model's or predicted survey and the reference to this
+    folder, on one grid of `--cell`: lowest and highest point, and density. Needs rasterio."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:

@@ -37,8 +37,9 @@ from pointup.evaluation.lidar_metrics import (
     worse_than_source,
 )
 from pointup.evaluation.pairs import ShownPair
+from pointup.evaluation.rasters import write_rasters
 from pointup.evaluation.report import EvaluationReport
-from pointup.io.length_unit import LengthUnit, common_unit, unit_of
+from pointup.io.length_unit import LengthUnit, common_unit, named_system, unit_of
 from pointup.io.virtual_clouds import files_of
 from pointup.model.upsampler import Upsampler
 from pointup.visualization import maps_picture, save_picture, stacked
@@ -116,6 +117,11 @@ def evaluate(options: Lidar) -> int:
     report(options, rows, against, ratio, upsampler, notes)
     if options.picture is not None or options.view is not None:
         show(options, rows, against, surveys)
+    if options.rasters is not None:
+        shown = {name: surveys[name] for name in ("source", *METHODS) if name in surveys}
+        for name, points in (shown | {"reference": against.points}).items():
+            write_rasters(options.rasters / name, [points], extent, named_system(files[0]))
+        print(f"{options.rasters}: ground, canopy and density of {', '.join(shown)}, reference")
     return 0
 
 
@@ -250,4 +256,4 @@ def check(options: Lidar) -> None:
     for message, is_so in refused.items():
         if is_so:
             raise ConfigError(message)
-    check_outputs(options.output, options.picture, options.view)
+    check_outputs(options.output, options.picture, options.view, options.rasters)

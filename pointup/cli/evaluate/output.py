@@ -21,9 +21,11 @@ from pointup.visualization import save_picture, stacked
 from pointup.visualization.viewer import write_viewer
 
 
-def check_outputs(output: Output, picture: Path | None, view: Path | None) -> None:
+def check_outputs(
+    output: Output, picture: Path | None, view: Path | None, rasters: Path | None = None
+) -> None:
     """Raise FileError if an output file can't be written. Call it before the work."""
-    check_shown(picture, view)
+    check_shown(picture, view, rasters)
     for path in (output.json, output.markdown):
         if path is not None:
             check_output_file(path)

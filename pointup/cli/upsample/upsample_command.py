@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
-from pointup.cli.input_files import Inputs, Model, Picture, ShardOption, View, parse_shard
+from pointup.cli.input_files import (
+    Folder,
+    Inputs,
+    Model,
+    Picture,
+    ShardOption,
+    View,
+    check_shown,
+    parse_shard,
+)
 from pointup.errors import ConfigError, PointupError
 from pointup.option_help import optional
 from pointup.processes import stopping_as_interrupts
@@ -122,6 +131,9 @@ class Upsample:
     """Write a picture of the cloud before and after upsampling."""
     view: View = None
     """Write an HTML file to look at: before and after, side by side or faded, in a browser."""
+    rasters: Folder = None
+    """Write GeoTIFFs of each file before and after to this folder, in cells of a metre: lowest and
+    highest point, and density. The cells of all files are of one grid. Needs rasterio."""
     force: bool = False
     """Skip the checks for an output that is huge or does not fit on the disk, and for coordinates
     in degrees."""
@@ -144,6 +156,7 @@ class Upsample:
             FinishedFiles,
             WrittenFiles,
             list_files,
+            write_job_rasters,
             write_view,
         )
         from pointup.cli.worker_group import LaunchedWorkerGroup
@@ -181,28 +194,23 @@ class Upsample:
                     finished.record(files, identity)
             except (PointupError, ValueError, OSError) as error:
                 written.errors.append(error)
-        if self.view and workers.is_main and not written.errors:
+        if workers.is_main and not written.errors:
             shown = [job for survey in surveys for job in survey if not job.is_context]
-            write_view(shown, self.view, lambda job: self._has_heights(job, models[job.model]))
+            if self.view:
+                write_view(shown, self.view, lambda job: self._has_heights(job, models[job.model]))
+            if self.rasters:
+                write_job_rasters(shown, self.rasters, output, with_sources=self.only_new)
         if finished and workers.is_main:
             list_files(output, [job.target for job in jobs])
         workers.end()
         return written.finish(in_folder, self.model)
 
     def _check_pictures(self, num_files: int) -> None:
-        from pointup.visualization import check_picture_path
-        from pointup.visualization.viewer import check_viewer_path
-
-        if self.picture:
-            if num_files > 1:
-                raise ConfigError(
-                    f"--picture shows one file, not {num_files}; draw them one by one"
-                )
-            check_picture_path(self.picture)
-        if self.view:
-            check_viewer_path(self.view)
-            if self.bounds:
-                raise ConfigError("--view shows whole files; leave out --bounds or --view")
+        if self.picture and num_files > 1:
+            raise ConfigError(f"--picture shows one file, not {num_files}; draw them one by one")
+        check_shown(self.picture, self.view, self.rasters)
+        if self.view and self.bounds:
+            raise ConfigError("--view shows whole files; leave out --bounds or --view")
 
     def _check_units(self, jobs: list[Job], workers: LaunchedWorkerGroup) -> None:
         from pointup.cli.upsample.plan import check_units

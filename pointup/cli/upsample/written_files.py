@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pointup.cli.input_files import describe_page
 from pointup.cli.next_commands import command_after_upsampling
 from pointup.cli.upsample.files import Written
@@ -148,3 +150,35 @@ def list_files(output: Path, targets: Sequence[Path]) -> None:
     if len(files) > 1:
         path = output / f"{output.resolve().name}{EXTENSION}"
         print(f"{path}: a virtual point cloud of {write_virtual_cloud(path, files):,} files")
+
+
+def write_job_rasters(jobs: Sequence[Job], folder: Path, output: Path, with_sources: bool) -> None:
+    """Write rasters of the files of jobs before and after, noise left out, in cells of a metre.
+
+    Named like the files in the folder `output`. `with_sources`: outputs hold new points only.
+    Raises FileError and DataError.
+    """
+    from pointup.evaluation.rasters import aligned_cells, write_rasters
+    from pointup.io.cloud import is_noise
+    from pointup.io.extents import read_extent
+    from pointup.io.files import iter_points
+    from pointup.io.length_unit import length_unit, named_system
+
+    for job in jobs:
+        if not job.target.exists():  # There was nothing to write.
+            continue
+        sides = [read_extent(path) for path in (job.source, job.target)]
+        low = np.min([side.low for side in sides], axis=0)
+        high = np.max([side.high for side in sides], axis=0)
+        cells = aligned_cells(low, high, length_unit(job.source).of_metres(1.0))
+        inside = job.target.relative_to(output) if job.target != output else Path(output.name)
+        after = (job.source, job.target) if with_sources else (job.target,)
+        for name, paths in (("before", (job.source,)), ("after", after)):
+            chunks = (
+                cloud.positions[~is_noise(cloud)]
+                for path in paths
+                for cloud in iter_points(path, bounds=job.bounds)
+            )
+            stem = (folder / inside).with_name(f"{inside.stem}_{name}")
+            write_rasters(stem, chunks, cells, named_system(job.source))
+    print(f"{folder}: ground, canopy and density before and after")

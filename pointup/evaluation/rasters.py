@@ -1,0 +1,93 @@
+"""GeoTIFFs of ground, canopy and density, to look at in a GIS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pointup.disk import os_errors, written_whole
+from pointup.errors import DataError, FileError
+from pointup.evaluation.common_extent import MOST_CELLS, Extent, height_grids
+
+if TYPE_CHECKING:
+    from pyproj import CRS
+
+NO_DATA = -9999.0
+
+
+def check_rasters(folder: Path) -> None:
+    """Raise FileError unless rasters can be written to a folder. Call it before the work."""
+    if find_spec("rasterio") is None:
+        raise FileError(f"{folder}: needs rasterio; install it with `pip install pointup[rasters]`")
+    if folder.exists() and not folder.is_dir():
+        raise FileError(f"{folder}: is a file, and a folder is needed; choose another name")
+
+
+def aligned_cells(low: np.ndarray, high: np.ndarray, cell: float) -> Extent:
+    """Cells over a box (2,), (2,), whose corners are multiples of the cell: those of other boxes
+    are cells of the same grid. Raises DataError for too many."""
+    first, last = np.floor(low / cell), np.floor(high / cell)
+    shape = last - first + 1
+    if shape.prod() > MOST_CELLS:
+        raise DataError(
+            f"{shape.prod():.2g} cells of {cell:g} are too many for a raster; are the coordinates "
+            "in metres, without stray points?"
+        )
+    return Extent(cell, first * cell, np.ones(shape.astype(int), dtype=bool))
+
+
+def write_rasters(
+    stem: Path, chunks: Iterable[np.ndarray], extent: Extent, system: CRS | None
+) -> None:
+    """Write STEM_ground.tif, STEM_canopy.tif and STEM_density.tif of points (N, 3) in chunks.
+
+    The ground is the lowest point of each cell, the canopy the highest, and the density the points
+    per square unit. Cells off the extent have no data, and those without points no heights. Raises
+    FileError if they can't be written.
+    """
+    low, high = (np.full(extent.covered.shape, np.nan) for _ in range(2))
+    count = np.zeros(extent.covered.size, dtype=np.int64)
+    for points in chunks:
+        lowest, highest = height_grids(points, extent)
+        low, high = np.fmin(low, lowest), np.fmax(high, highest)
+        place = extent.place(points)
+        count += np.bincount(place[place >= 0], minlength=len(count))
+    density = np.where(extent.covered, count.reshape(low.shape) / extent.cell**2, np.nan)
+    for name, grid in (("ground", low), ("canopy", high), ("density", density)):
+        _write(stem.with_name(f"{stem.name}_{name}.tif"), grid, extent, system)
+
+
+def _write(path: Path, grid: np.ndarray, extent: Extent, system: CRS | None) -> None:
+    import rasterio
+    from rasterio.transform import from_origin
+
+    width, height = grid.shape
+    left, bottom = extent.origin
+    with os_errors(path, "written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            written_whole(path) as part,
+            # No file beside it, for what GeoTIFF can't say of a system.
+            rasterio.Env(GDAL_PAM_ENABLED="NO"),
+            rasterio.open(
+                part,
+                "w",
+                driver="GTiff",
+                width=width,
+                height=height,
+                count=1,
+                dtype="float32",
+                nodata=NO_DATA,
+                compress="deflate",
+                crs=None if system is None else system.to_wkt(),
+                transform=from_origin(
+                    left, bottom + height * extent.cell, extent.cell, extent.cell
+                ),
+            ) as raster,
+        ):
+            # The first row of a picture is the northernmost.
+            raster.write(np.nan_to_num(grid, nan=NO_DATA).T[::-1].astype(np.float32), 1)

@@ -1,0 +1,141 @@
+"""GeoTIFFs of surveys: their values, their grid, and what gdalinfo of GDAL says of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from las_files import write_las
+from typed import Result
+
+from pointup.cli.main import main
+from pointup.errors import DataError, FileError
+from pointup.evaluation.rasters import aligned_cells, check_rasters, write_rasters
+
+rasterio = pytest.importorskip("rasterio")
+NO_DATA = -9999
+
+
+def scene(width: float = 20.0, first: float = 0.0) -> np.ndarray:
+    """A survey in UTM with a hole."""
+    xy = np.random.default_rng(0).random((1500, 2)) * [width, 12.0] + [500_000.3 + first, 4e6 + 0.3]
+    z = 100 + 5 * np.random.default_rng(1).random(1500)
+    points = np.column_stack([xy, z]).round(3)
+    return points[np.linalg.norm(xy - [500_006, 4_000_006], axis=1) > 3]
+
+
+def grids(stem: Path) -> dict[str, Any]:
+    """The open rasters with this stem."""
+    names = ("ground", "canopy", "density")
+    return {name: rasterio.open(stem.with_name(f"{stem.name}_{name}.tif")) for name in names}
+
+
+def expected(points: np.ndarray, raster: Any) -> dict[str, np.ndarray]:
+    """The values of each cell of a raster by a loop over the cells."""
+    found = {name: np.full(raster.shape, NO_DATA, float) for name in ("ground", "canopy")}
+    found["density"] = np.zeros(raster.shape)
+    left, bottom, (side, _) = raster.bounds.left, raster.bounds.bottom, raster.res
+    columns = np.floor((points[:, 0] - left) / side).astype(int)
+    # A point on a border belongs to the cell above it.
+    rows = raster.height - 1 - np.floor((points[:, 1] - bottom) / side).astype(int)
+    for cell in set(zip(rows.tolist(), columns.tolist(), strict=True)):
+        if min(cell) < 0 or cell[0] >= raster.height or cell[1] >= raster.width:
+            continue
+        inside = points[(rows == cell[0]) & (columns == cell[1]), 2]
+        found["ground"][cell], found["canopy"][cell] = inside.min(), inside.max()
+        found["density"][cell] = len(inside) / side**2
+    return found
+
+
+def test_each_cell_has_its_lowest_and_highest_point_and_its_density(tmp_path: Path) -> None:
+    points = scene()
+    cells = aligned_cells(points[:, :2].min(axis=0), points[:, :2].max(axis=0), 2.0)
+    write_rasters(tmp_path / "new" / "all", np.array_split(points, 3), cells, None)
+    rasters = grids(tmp_path / "new" / "all")
+    for name, values in expected(points, rasters["ground"]).items():
+        raster = rasters[name]
+        np.testing.assert_allclose(raster.read(1), values, rtol=1e-6)
+        assert raster.crs is None and raster.res == (2.0, 2.0)
+        assert raster.transform.c % 2 == 0 and raster.transform.f % 2 == 0
+    assert (rasters["ground"].read(1) == NO_DATA).any(), "no hole"
+    with pytest.raises(DataError, match="too many for a raster"):
+        aligned_cells(np.zeros(2), np.full(2, 1e6), 1.0)
+
+
+def test_upsample_writes_rasters_before_and_after_on_one_grid(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    for i in range(2):
+        write_las(tmp_path / "in" / f"{i}.las", scene(first=20.0 * i), system=32632)
+    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert command(*words, "--rasters", tmp_path / "tif").status == 0
+    assert len(list((tmp_path / "tif").iterdir())) == 12
+    corners = []
+    for i in range(2):
+        before, after = (grids(tmp_path / "tif" / f"{i}_{side}") for side in ("before", "after"))
+        points = scene(first=20.0 * i)
+        for name, values in expected(points, before["ground"]).items():
+            np.testing.assert_allclose(before[name].read(1), values, rtol=1e-6)
+            assert before[name].transform == after[name].transform
+            assert before[name].crs.to_epsg() == 32632 and before[name].nodata == NO_DATA
+        total = sum(raster["density"].read(1).sum() for raster in (after,))
+        assert before["density"].read(1).sum() == len(points) < total
+        known = before["ground"].read(1) != NO_DATA
+        assert (after["ground"].read(1)[known] <= before["ground"].read(1)[known]).all()
+        corners.append(before["ground"].transform.c)
+    assert (corners[1] - corners[0]) % 1 == 0
+    # New points only in the files: the rasters are the same.
+    words = (tmp_path / "in", "-o", tmp_path / "new", "--ratio", "2", "--only-new")
+    assert command(*words, "--rasters", tmp_path / "again").status == 0
+    for path in (tmp_path / "tif").iterdir():
+        with rasterio.open(path) as one, rasterio.open(tmp_path / "again" / path.name) as other:
+            np.testing.assert_array_equal(one.read(1), other.read(1))
+
+
+def test_evaluate_writes_rasters_of_source_prediction_and_reference(tmp_path: Path) -> None:
+    points = scene()
+    files = {"source": points[::3], "prediction": points[::2], "reference": points}
+    words = ["evaluate", "lidar", "--rasters", str(tmp_path / "tif"), "--cell", "2"]
+    for name, of_file in files.items():
+        words += [f"--{name}", str(write_las(tmp_path / f"{name}.las", of_file, system=32632))]
+    assert main(words) == 0
+    known = grids(tmp_path / "tif" / "reference")["density"].read(1) != NO_DATA
+    for name, of_file in files.items():
+        rasters = grids(tmp_path / "tif" / name)
+        inside = rasters["density"].read(1)
+        values = expected(of_file, rasters["density"])["density"]
+        np.testing.assert_allclose(inside[known], values[known])
+        assert (inside[~known] == NO_DATA).all()
+
+
+@pytest.mark.skipif(shutil.which("gdalinfo") is None, reason="no gdalinfo (apt install gdal-bin)")
+def test_gdalinfo_finds_system_grid_and_no_data(tmp_path: Path) -> None:
+    import pyproj
+
+    cells = aligned_cells(np.array([500_000.5, 4e6]), np.array([500_010.5, 4e6 + 5]), 1.0)
+    write_rasters(tmp_path / "a", [scene()], cells, pyproj.CRS("EPSG:25832+7837"))
+    said = subprocess.run(
+        ["gdalinfo", "-json", str(tmp_path / "a_canopy.tif")], capture_output=True, check=True
+    )
+    found = json.loads(said.stdout)
+    assert found["size"] == [11, 6] and found["bands"][0]["noDataValue"] == NO_DATA
+    assert found["geoTransform"] == [500_000, 1, 0, 4_000_006, 0, -1]
+    assert "ETRS89 / UTM zone 32N" in found["coordinateSystem"]["wkt"]
+    assert [path.name for path in tmp_path.glob("*xml")] == []
+
+
+def test_rasters_that_cannot_be_written_are_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="is a file"):
+        check_rasters(tmp_path / "file")
+    monkeypatch.setattr("pointup.evaluation.rasters.find_spec", lambda name: None)
+    with pytest.raises(FileError, match=r"needs rasterio; install it with .*rasters"):
+        check_rasters(tmp_path / "new")
