@@ -88,26 +88,17 @@ def with_float_points(dataset: Dataset, label: str) -> Dataset:
 
 def _refuse_missing(dataset: Dataset, label: str) -> None:
     """Raise DataError if values of the name, the origin or a size are missing."""
-    table = dataset.with_format("arrow")
-    for column in ("name", "origin", "num_source", "num_target"):
-        if column not in dataset.column_names:
-            continue
-        num_missing = sum(chunk.null_count for chunk in _chunks(table[column][:]))
-        if column == "origin" and not num_missing:
-            num_missing = sum(map(_num_without_three, _chunks(table[column][:])))
-        if num_missing:
+    columns = ("name", "origin", "num_source", "num_target")
+    for column in (column for column in columns if column in dataset.column_names):
+        missing = (
+            value is None or (column == "origin" and (len(value) != 3 or None in value))
+            for value in dataset.with_format(None)[column]
+        )
+        if num_missing := sum(missing):
             raise DataError(
                 f"{label}: column {column!r} lacks values in {num_missing} of {len(dataset)} "
                 "samples: fill them in, or leave the column out"
             )
-
-
-def _num_without_three(origins: pa.Array) -> int:
-    """The number of rows that are not lists of three coordinates, all present."""
-    lengths = origins.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    if origins.null_count or not origins.flatten().null_count:
-        return int((lengths != 3).sum())
-    return sum(row is None or len(row) != 3 or None in row for row in origins.to_pylist())
 
 
 def _holds_triples(kind: pa.DataType) -> bool:
@@ -165,7 +156,3 @@ def rounded_mean(points: np.ndarray) -> np.ndarray:
     """The mean (3,) of the finite points of a cloud (N, 3), in whole units; zeros without any."""
     finite = points[np.isfinite(points).all(axis=1)]
     return np.round(finite.mean(axis=0)) if len(finite) else np.zeros(3)
-
-
-def _chunks(column: pa.ChunkedArray | pa.Array) -> list[pa.Array]:
-    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]

@@ -37,21 +37,6 @@ STEPS_PER_CHUNK = 16
 
 
 @dataclass(frozen=True)
-class PlanStatistics:
-    """How well the batches of an epoch use the processes.
-
-    Attributes:
-        fill: mean tokens of a batch as a share of the token budget.
-        idle: share of slot time spent waiting for the largest batch of the step.
-        num_empty: number of batches without a cloud.
-    """
-
-    fill: float
-    idle: float
-    num_empty: int
-
-
-@dataclass(frozen=True)
 class Plan:
     """The batches of an epoch; batch b = step * slots + slot holds samples[ptr[b]:ptr[b + 1]].
 
@@ -78,15 +63,6 @@ class Plan:
         """Tokens of each batch, (num_steps, slots)."""
         ends = np.concatenate([[0], np.cumsum(sizes[self.samples % len(sizes)], dtype=np.int64)])
         return np.diff(ends[self.ptr]).reshape(-1, self.slots)
-
-    def statistics(self, sizes: np.ndarray, token_budget: int) -> PlanStatistics:
-        """How full and balanced the batches are; sizes above the budget count as the budget."""
-        loads = self.loads(cropped_sizes(sizes, token_budget))
-        return PlanStatistics(
-            fill=float(loads.sum() / max(1, loads.size * token_budget)),
-            idle=idle_share(loads),
-            num_empty=int((np.diff(self.ptr) == 0).sum()),
-        )
 
 
 def plan_epoch(
@@ -399,9 +375,6 @@ def bounds_of(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
-SIZES_PER_CHUNK = 1 << 20
-
-
 def checked_integer(name: str, value: SupportsIndex, least: int) -> int:
     """An integer of any type, also NumPy's, as an int; ValueError below `least` and for others."""
     try:
@@ -435,11 +408,7 @@ def checked_sizes(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
 
 def checksum_of_sizes(sizes: np.ndarray) -> int:
     """The CRC-32 of the sizes as int64."""
-    checksum = 0
-    for start in range(0, len(sizes), SIZES_PER_CHUNK):
-        chunk = sizes[start : start + SIZES_PER_CHUNK].astype(np.int64)
-        checksum = zlib.crc32(chunk.data, checksum)
-    return checksum
+    return zlib.crc32(sizes.astype(np.int64).data)
 
 
 def check_budget(

@@ -15,7 +15,6 @@ import numpy as np
 
 from pointup.datasets.packing import (
     Plan,
-    PlanStatistics,
     check_budget,
     checked_integer,
     checked_sizes,
@@ -224,9 +223,11 @@ class TokenBudgetBatchSampler:
                 f"sampler state: step {self.steps_done} of an epoch of {self.num_steps} steps"
             )
 
-    def statistics(self) -> PlanStatistics:
-        """The fill, the idle share and the number of empty batches of `plan`."""
-        return self.plan.statistics(self.sizes, self.token_budget)
+    @property
+    def fill(self) -> float:
+        """Mean tokens of the batches of `plan`, as a share of the token budget."""
+        loads = self.plan.loads(cropped_sizes(self.sizes, self.token_budget))
+        return float(loads.sum() / max(1, loads.size * self.token_budget))
 
     def _segment(self) -> list[int | None]:
         return [self.slots, self.token_budget, self.max_clouds, self._step]

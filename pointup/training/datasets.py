@@ -266,9 +266,13 @@ class TrainingBatches:
             self.batches = None
         if self.batches is None:
             check_consistency(self.accelerator, self.data.facts_of_epoch(self.sampler))
-            self.loader = self.loader or training_loader(
-                self.config, self.data.train, self.sampler, self.accelerator.device
-            )
+            if self.loader is None:
+                config, dataset, sampler = self.config, self.data.train, self.sampler
+                dataset.max_tokens = sampler.token_budget if config.crop else None
+                num_workers, device = config.num_workers, self.accelerator.device
+                self.loader = make_loader(
+                    dataset, sampler, num_workers, config.worker_timeout, device
+                )
             self.batches = iter(self.loader)
 
     def lower_budget_if_needed(self, progress: Progress, settled: int) -> None:
@@ -276,17 +280,6 @@ class TrainingBatches:
         memory ran out several times."""
         if lower_budget_if_needed(self.sampler, progress, settled):
             self.loader = self.batches = None
-
-
-def training_loader(
-    config: TrainConfig,
-    dataset: PairDataset,
-    sampler: TokenBudgetBatchSampler,
-    device: torch.device,
-) -> Iterable[Batch]:
-    """The loader of the sampler's batches; after a change of the budget, make a new loader."""
-    dataset.max_tokens = sampler.token_budget if config.crop else None
-    return make_loader(dataset, sampler, config.num_workers, config.worker_timeout, device)
 
 
 logger = logging.getLogger("pointup")

@@ -156,14 +156,14 @@ def test_a_large_plan_has_full_batches_and_balanced_steps(kind, num_processes):
     full = fullest_first[: -max(2, 128 // num_processes)]
     assert full.mean() > 0.995 * 100_000
     assert idle_share(full) < 1e-3
-    assert sampler.statistics().fill > (0.99 if num_processes <= 64 else 0.9)
+    assert sampler.fill > (0.99 if num_processes <= 64 else 0.9)
 
 
 def test_a_few_hundred_samples_make_balanced_steps():
     for seed in range(5):
         sizes = np.random.default_rng(seed).lognormal(9, 1, 300).clip(16, 100_000).astype(int)
-        statistics = TokenBudgetBatchSampler(sizes, 100_000, num_processes=8).statistics()
-        assert statistics.idle < 3e-3
+        plan = TokenBudgetBatchSampler(sizes, 100_000, num_processes=8).plan
+        assert idle_share(plan.loads(sizes)) < 3e-3
 
 
 def test_slots_beside_a_cloud_larger_than_the_mean_load_get_as_many_tokens():
@@ -174,16 +174,16 @@ def test_slots_beside_a_cloud_larger_than_the_mean_load_get_as_many_tokens():
 
 
 def test_fewer_samples_than_slots_leave_empty_batches():
-    sampler = TokenBudgetBatchSampler([5, 6, 7], BUDGET, num_processes=8)
-    assert sampler.num_steps == 1
-    assert sampler.statistics().num_empty == 5
+    batches = list(itertools.chain(*batches_by_process([5, 6, 7], 8, 1)))
+    assert len(batches) == 8 and batches.count([]) == 5
 
 
-def test_statistics_equal_their_definitions():
-    sampler = TokenBudgetBatchSampler([600, 700, 800, 900], BUDGET, num_processes=2)
-    statistics = sampler.statistics()
-    assert statistics.fill == pytest.approx(3000 / 4000)
-    assert statistics.idle == pytest.approx(1 - 3000 / (2 * (900 + 700)))
+def test_fill_and_idle_share_equal_their_definitions():
+    sizes = np.array([600, 700, 800, 900])
+    sampler = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2)
+    assert sampler.fill == pytest.approx(3000 / 4000)
+    idle = idle_share(sampler.plan.loads(sizes))
+    assert idle == pytest.approx(1 - 3000 / (2 * (900 + 700)))
 
 
 def test_a_sample_over_the_budget_is_named_with_the_remedy():
@@ -221,7 +221,7 @@ def test_limits_that_nothing_reaches_may_be_larger_than_any_array_holds():
     for budget, crop in itertools.product((2**31, sys.maxsize), (False, True)):
         sampler = TokenBudgetBatchSampler([3, 4, 5], budget, max_clouds=sys.maxsize, crop=crop)
         assert [sorted(batch) for batch in sampler] == [[(0, 0), (0, 1), (0, 2)]]
-        assert sampler.statistics().fill < 1e-8
+        assert sampler.fill < 1e-8
 
 
 class Keys(Dataset):

@@ -142,7 +142,14 @@ def test_the_noise_has_the_stated_standard_deviation(rng) -> None:
     assert abs(points[:, 2].mean()) < 0.002
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    # Of the forests two.
+    [
+        pytest.param(kind, marks=pytest.mark.slow if number in range(1, 4) else ())
+        for number, kind in enumerate(KINDS)
+    ],
+)
 def test_a_landscape_can_be_scanned_by_aeroplane_and_drone(kind: str) -> None:
     rng = np.random.default_rng(3)
     scene = random_scene(rng, 4.0, kind)

@@ -17,7 +17,7 @@ import torch
 from pointup.benchmark.training_step import OneProcessGroup, TrainingWork
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig
-from pointup.training.datasets import training_loader
+from pointup.training.datasets import TrainingBatches
 from pointup.training.distributed import accelerator
 from pointup.training.distributed.accelerator import (
     LaunchRequest,
@@ -286,7 +286,9 @@ def test_training_and_evaluation_load_for_the_device_of_the_run(device: torch.de
     dataset.__len__.return_value = 2
     group: Any = SimpleNamespace(device=device, num_processes=1, process_index=0)
     with mock.patch("torch.cuda.is_available", lambda: True):
-        training: Any = training_loader(config, dataset, mock.MagicMock(), device)
-        data: Any = SimpleNamespace(validation=dataset, sources=())
+        data: Any = mock.MagicMock(train=dataset, validation=dataset, sources=())
+        batches = TrainingBatches(config, data, mock.MagicMock(), group)
+        batches.begin_epoch_if_due()
+        training: Any = batches.loader
         evaluation: Any = Evaluation(data, group, config).batches
     assert training.pin_memory == evaluation.pin_memory == (device == GPU)

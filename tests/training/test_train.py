@@ -172,7 +172,7 @@ def test_thirty_steps_beat_the_baseline_without_a_network(
 ) -> None:
     config = options(
         pair_directory, tmp_path / "run", steps=30, eval_every=30, save_every=30, warmup_steps=5,
-        token_budget=2500, augment=False, learning_rate=5e-3,
+        augment=False, learning_rate=5e-3,
     )  # fmt: skip
     training.train(config, accelerator)
     (rows,) = [line["validation"] for line in metrics_of(tmp_path / "run") if "validation" in line]

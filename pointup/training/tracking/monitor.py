@@ -226,9 +226,7 @@ class Monitor:
             "processes": f"{accelerator.num_processes}, of "
             f"{config.accumulation_steps} micro-batch"
             f"{'es' if config.accumulation_steps > 1 else ''} per step",
-            "token budget": describe_budget(
-                config, data, sampler.token_budget, sampler.statistics().fill
-            ),
+            "token budget": describe_budget(config, data, sampler.token_budget, sampler.fill),
             "clouds per step": f"{sampler.num_samples / sampler.num_steps:.1f}",
             "steps": describe_length(config, schedule),
             "learning rate": f"{schedule.peak_learning_rate:.3g}{scaling}",
