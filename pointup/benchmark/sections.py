@@ -193,56 +193,34 @@ def measure_upsampling(effort: Effort) -> Iterator[Row]:
 
 
 ALL = (
-    Section(
-        "reading",
-        f"Reading pairs of {round((1 + RATIO) * PAIR_SOURCE):,} points",
-        (
-            Column("work", "what", is_key=True),
-            Column("points", "points", ","),
-            Column("rate", "points/s", ",.0f", "higher"),
-        ),
-        measure_reading,
-    ),
-    Section(
-        "knn",
-        f"Searches in {SEARCH_CLOUDS} clouds of sizes 1 : 2 : ... : {SEARCH_CLOUDS}",
-        (
-            Column("work", "what", is_key=True),
-            Column("size", "points in all", is_key=True),
-            Column("seconds", "seconds", ".3f", "lower"),
-            Column("rate", "points/s", ",.0f", "higher"),
-        ),
-        measure_searches,
-        note="Chamfer: forward and backward, from points on the target's surface (a unit square)\n"
-        "or 0.05 off it.",
-    ),
-    Section(
-        "step",
-        "Training steps of the default model, tokens/s (a token is a point of source or target)",
-        (
-            Column("precision", "precision", is_key=True),
-            Column("size", "points", ",", is_key=True),
-            Column("clouds", "clouds", ","),
-            Column("tokens", "tokens", ","),
-            Column("forward", "forward", ",.0f", "higher"),
-            Column("loss", "loss", ",.0f", "higher"),
-            Column("backward", "backward", ",.0f", "higher"),
-            Column("step", "step", ",.0f", "higher"),
-            Column("memory", "bytes/token", ",.0f", "lower"),
-        ),
-        measure_steps,
-        note="points: per source; targets have four times as many. bytes/token: peak memory.",
-    ),
-    Section(
-        "upsampling",
-        f"Upsampling by {RATIO:g} with the default model",
-        (
-            Column("points", "points", ",", is_key=True),
-            Column("made", "new points", ","),
-            Column("seconds", "seconds", ".1f", "lower"),
-            Column("rate", "new points/s", ",.0f", "higher"),
-            Column("memory", "peak MB", ",.0f", "lower"),
-        ),
-        measure_upsampling,
-    ),
-)
+    Section("reading", f"Reading pairs of {round((1 + RATIO) * PAIR_SOURCE):,} points", (
+        Column("work", "what", is_key=True),
+        Column("points", "points", ","),
+        Column("rate", "points/s", ",.0f", "higher"),
+    ), measure_reading),
+    Section("knn", f"Searches in {SEARCH_CLOUDS} clouds of sizes 1 : 2 : ... : {SEARCH_CLOUDS}", (
+        Column("work", "what", is_key=True),
+        Column("size", "points in all", is_key=True),
+        Column("seconds", "seconds", ".3f", "lower"),
+        Column("rate", "points/s", ",.0f", "higher"),
+    ), measure_searches,
+        "Chamfer: forward and backward, from points on the target's surface (a unit square)\n"
+        "or 0.05 off it."),
+    Section("step",
+        "Training steps of the default model, tokens/s (a token is a point of source or target)", (
+        Column("precision", "precision", is_key=True),
+        Column("size", "points", ",", is_key=True),
+        Column("clouds", "clouds", ","),
+        Column("tokens", "tokens", ","),
+        *(Column(name, name, ",.0f", "higher") for name in (*PARTS[:3], "step")),
+        Column("memory", "bytes/token", ",.0f", "lower"),
+    ), measure_steps,
+        "points: per source; targets have four times as many. bytes/token: peak memory."),
+    Section("upsampling", f"Upsampling by {RATIO:g} with the default model", (
+        Column("points", "points", ",", is_key=True),
+        Column("made", "new points", ","),
+        Column("seconds", "seconds", ".1f", "lower"),
+        Column("rate", "new points/s", ",.0f", "higher"),
+        Column("memory", "peak MB", ",.0f", "lower"),
+    ), measure_upsampling),
+)  # fmt: skip

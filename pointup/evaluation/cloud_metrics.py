@@ -39,49 +39,29 @@ class Metric:
     better: Literal["lower", "higher", ""] = "lower"
 
 
+_NORMALISED = "per-cloud normalisation by mean and furthest distance"
 METRICS = {
-    "chamfer": Metric(
-        "Chamfer",
-        "data unit",
-        "mean distance of the prediction to the target + mean distance of the target to the "
-        "prediction; unsquared, coordinates as given",
-    ),
-    "hausdorff": Metric(
-        "Hausdorff",
-        "data unit",
-        "largest distance of any point of either cloud to the other; unsquared, coordinates as "
-        "given",
-    ),
-    "cd": Metric(
-        "CD",
-        "x1e-3",
-        "mean squared distance of the prediction to the target + that of the target to the "
-        "prediction; per-cloud normalisation by mean and furthest distance",
-    ),
-    "hd": Metric(
-        "HD",
-        "x1e-3",
-        "largest squared distance of the prediction to the target + that of the target to the "
-        "prediction; per-cloud normalisation by mean and furthest distance",
-    ),
-    "cd_target_frame": Metric(
-        "CD target frame",
-        "x1e-3",
-        "CD in the target's frame: both clouds normalised by the target's mean and furthest "
-        "distance",
-    ),
-    "p2f": Metric(
-        "P2F",
-        "x1e-3",
-        "mean distance of the prediction to the true surface; unsquared, coordinates as given",
-    ),
-    "spacing_cv": Metric(
-        "Spacing CV",
-        "",
-        "coefficient of variation of the distance of each predicted point to its nearest other "
-        "point; 0 for a grid, 0.52 for random points on a surface",
-    ),
-}
+    "chamfer": Metric("Chamfer", "data unit",
+      "mean distance of the prediction to the target + mean distance of the target to the "
+      "prediction; unsquared, coordinates as given"),
+    "hausdorff": Metric("Hausdorff", "data unit",
+      "largest distance of any point of either cloud to the other; unsquared, coordinates as "
+      "given"),
+    "cd": Metric("CD", "x1e-3",
+      "mean squared distance of the prediction to the target + that of the target to the "
+      f"prediction; {_NORMALISED}"),
+    "hd": Metric("HD", "x1e-3",
+      "largest squared distance of the prediction to the target + that of the target to the "
+      f"prediction; {_NORMALISED}"),
+    "cd_target_frame": Metric("CD target frame", "x1e-3",
+      "CD in the target's frame: both clouds normalised by the target's mean and furthest "
+      "distance"),
+    "p2f": Metric("P2F", "x1e-3",
+      "mean distance of the prediction to the true surface; unsquared, coordinates as given"),
+    "spacing_cv": Metric("Spacing CV", "",
+      "coefficient of variation of the distance of each predicted point to its nearest other "
+      "point; 0 for a grid, 0.52 for random points on a surface"),
+}  # fmt: skip
 """The metrics of `measure`, in the order to print. Lower is better for all of them."""
 
 

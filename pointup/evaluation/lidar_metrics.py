@@ -64,150 +64,78 @@ def lidar_metrics(
     (`has_source`) no point is known to be new, and figures of new points are those of all points.
     """
     new = "new points" if has_source else "points"
-    unit, cell = scale.unit.name, scale.unit.described(scale.cell)
-    window, large = 2 * LOWEST_REACH + 1, scale.unit.described(GROUND_CELL)
-    deepest = scale.unit.described(BELOW_GROUND)
+    unit, described = scale.unit.name, scale.unit.described
+    cell, large, deepest = map(described, (scale.cell, GROUND_CELL, BELOW_GROUND))
+    window = 2 * LOWEST_REACH + 1
     shifted = f"mean over {SHIFTS * SHIFTS} grids, shifted by thirds of a cell"
-    metrics = {
-        "num_points": Metric("points", "", "points on the common extent", better=""),
-        "density": Metric(
-            "density", f"points/{unit}2", "points per area of the common extent", better=""
-        ),
-        "chamfer": Metric(
-            "Chamfer, mean",
-            unit,
-            "mean distance of the prediction to the reference + mean distance of the reference to "
-            "the prediction; unsquared",
-        ),
-    }
-    for i, threshold in enumerate(scale.thresholds):
-        metrics[f"f_score_{threshold:g}"] = Metric(
-            f"F-score at {scale.unit.described(threshold)}",
-            "%",
-            ""
-            if i
-            else "harmonic mean of precision (share of predicted points within that distance of "
-            "the reference) and recall (the reverse); higher is better",
-            better="higher",
-        )
-    for i, far in enumerate(FAR):
-        metrics[f"beyond_{far:g}"] = Metric(
-            f"beyond {scale.unit.described(far)}",
-            "%",
-            ""
-            if i
-            else f"share of the {new} that are farther than this from every reference point; "
-            + (
-                f"new are points farther than {scale.unit.described(NEW_BEYOND)} from every source "
-                "point, and for the source itself all points"
-                if has_source
-                else "of all points, because no source is given"
-            ),
-        )
-    metrics |= {
-        f"beyond_{FAR[-1]:g}_anywhere": Metric(
-            f"beyond {scale.unit.described(FAR[-1])}, anywhere",
-            "%",
-            "the same of the new points on and off the common extent; off it, farther than this "
-            "from every source point, too",
-        ),
-        "below_ground": Metric(
-            "below ground",
-            "%",
-            f"share of the {new} more than {deepest} below the ground"
-            + (f"; ground: {ground}" if ground else ""),
-        ),
-        "ground_rmse_2m": Metric(
-            f"ground height RMSE, {large}",
-            unit,
-            f"difference of the lowest heights above ground in the {large} cells with reference "
-            f"points within {deepest} of the ground; {shifted}",
-        ),
-        "ground_missed_2m": Metric(
-            f"ground missed, {large}",
-            "%",
-            f"share of those cells without a predicted point within {deepest} of the ground; "
-            f"{shifted}",
-        ),
-        "canopy_rmse_shifted": Metric(
-            "canopy height RMSE",
-            unit,
-            f"difference of the highest points of the {cell} cells with points of both; {shifted}",
-        ),
-        "canopy_bias_shifted": Metric(
-            "canopy height bias",
-            unit,
-            f"mean of that difference; positive if the prediction is higher; {shifted}",
-            better="",
-        ),
-        "height_overlap": Metric(
-            "height profile overlap",
-            "%",
-            f"intersection of the histograms of heights above ground, bins of {cell}, points below "
-            "the ground in the lowest bin; 100 is best",
-            better="higher",
-        ),
-        "covered": Metric(
-            "covered",
-            "%",
-            f"share of the {cell} cells with reference points that have predicted points; higher "
-            "is better",
-            better="higher",
-        ),
-        "chamfer_median": Metric(
-            "Chamfer, median", unit, "the sum of the medians of both distances, not of the means"
-        ),
-        "to_reference": Metric(
-            "  to reference, mean",
-            unit,
-            "distance of each predicted point to the nearest reference point; unsquared",
-        ),
+    apart = (
+        f"new are points farther than {described(NEW_BEYOND)} from every source point, and for the "
+        "source itself all points"
+        if has_source
+        else "of all points, because no source is given"
+    )
+    below = f"; ground: {ground}" if ground else ""
+    return {
+        "num_points": Metric("points", "", "points on the common extent", ""),
+        "density": Metric("density", f"points/{unit}2", "points per area of the common extent", ""),
+        "chamfer": Metric("Chamfer, mean", unit,
+          "mean distance of the prediction to the reference + mean distance of the reference to "
+          "the prediction; unsquared"),
+        **{f"f_score_{threshold:g}": Metric(
+          f"F-score at {described(threshold)}", "%", "" if i else
+          "harmonic mean of precision (share of predicted points within that distance of the "
+          "reference) and recall (the reverse); higher is better", "higher")
+           for i, threshold in enumerate(scale.thresholds)},
+        **{f"beyond_{far:g}": Metric(
+          f"beyond {described(far)}", "%", "" if i else
+          f"share of the {new} that are farther than this from every reference point; {apart}")
+           for i, far in enumerate(FAR)},
+        f"beyond_{FAR[-1]:g}_anywhere": Metric(f"beyond {described(FAR[-1])}, anywhere", "%",
+          "the same of the new points on and off the common extent; off it, farther than this from "
+          "every source point, too"),
+        "below_ground": Metric("below ground", "%",
+          f"share of the {new} more than {deepest} below the ground{below}"),
+        "ground_rmse_2m": Metric(f"ground height RMSE, {large}", unit,
+          f"difference of the lowest heights above ground in the {large} cells with reference "
+          f"points within {deepest} of the ground; {shifted}"),
+        "ground_missed_2m": Metric(f"ground missed, {large}", "%",
+          f"share of those cells without a predicted point within {deepest} of the ground; "
+          f"{shifted}"),
+        "canopy_rmse_shifted": Metric("canopy height RMSE", unit,
+          f"difference of the highest points of the {cell} cells with points of both; {shifted}"),
+        "canopy_bias_shifted": Metric("canopy height bias", unit,
+          f"mean of that difference; positive if the prediction is higher; {shifted}", ""),
+        "height_overlap": Metric("height profile overlap", "%",
+          f"intersection of the histograms of heights above ground, bins of {cell}, points below "
+          "the ground in the lowest bin; 100 is best", "higher"),
+        "covered": Metric("covered", "%",
+          f"share of the {cell} cells with reference points that have predicted points; higher is "
+          "better", "higher"),
+        "chamfer_median": Metric("Chamfer, median", unit,
+          "the sum of the medians of both distances, not of the means"),
+        "to_reference": Metric("  to reference, mean", unit,
+          "distance of each predicted point to the nearest reference point; unsquared"),
         "to_reference_median": Metric("  to reference, median", unit, ""),
-        "from_reference": Metric(
-            "  from reference, mean",
-            unit,
-            "distance of each reference point to the nearest predicted point; unsquared",
-        ),
+        "from_reference": Metric("  from reference, mean", unit,
+          "distance of each reference point to the nearest predicted point; unsquared"),
         "from_reference_median": Metric("  from reference, median", unit, ""),
-        "hausdorff": Metric(
-            "Hausdorff", unit, "largest distance of any point of either cloud to the other"
-        ),
-        "farthest_new": Metric(
-            "farthest new point",
-            unit,
-            "largest distance of a new point to the nearest source point, outside the extent, too",
-        ),
-        "below_ground_points": Metric(
-            "points below ground",
-            "",
-            f"number of the {new} more than {deepest} below the ground",
-            better="",
-        ),
-        "ground_rmse": Metric(
-            f"ground height RMSE, {window} x {window}",
-            unit,
-            f"difference of the lowest points in the {window} x {window} cells around each {cell} "
-            "cell with points of both",
-        ),
-        "canopy_rmse": Metric(
-            "canopy height RMSE, one grid",
-            unit,
-            f"difference of the highest points of each of these {cell} cells, in one grid",
-        ),
-        "canopy_bias": Metric(
-            "canopy height bias, one grid",
-            unit,
-            "mean of that difference, in one grid",
-            better="",
-        ),
-        "gap_fraction_error": Metric(
-            "gap fraction, error",
-            "%",
-            "difference of the shares of those cells that have no point more than "
-            f"{scale.unit.described(OPEN_SKY)} above the ground",
-        ),
-    }
-    return metrics
+        "hausdorff": Metric("Hausdorff", unit,
+          "largest distance of any point of either cloud to the other"),
+        "farthest_new": Metric("farthest new point", unit,
+          "largest distance of a new point to the nearest source point, outside the extent, too"),
+        "below_ground_points": Metric("points below ground", "",
+          f"number of the {new} more than {deepest} below the ground", ""),
+        "ground_rmse": Metric(f"ground height RMSE, {window} x {window}", unit,
+          f"difference of the lowest points in the {window} x {window} cells around each {cell} "
+          "cell with points of both"),
+        "canopy_rmse": Metric("canopy height RMSE, one grid", unit,
+          f"difference of the highest points of each of these {cell} cells, in one grid"),
+        "canopy_bias": Metric("canopy height bias, one grid", unit,
+          "mean of that difference, in one grid", ""),
+        "gap_fraction_error": Metric("gap fraction, error", "%",
+          "difference of the shares of those cells that have no point more than "
+          f"{described(OPEN_SKY)} above the ground"),
+    }  # fmt: skip
 
 
 FITTED_METRICS = {

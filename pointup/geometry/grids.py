@@ -31,6 +31,13 @@ def morton_codes(cells: np.ndarray) -> np.ndarray:
     return code
 
 
+def codes_in_cube(points: np.ndarray, bits: int) -> np.ndarray:
+    """The codes (N,) int64 of points (N, D) in a cube around them, 2**bits cells wide."""
+    low = points.min(axis=0)
+    side = max(float((points - low).max()), 1e-12)
+    return morton_codes(((points - low) * ((2**bits - 1) / side)).astype(np.int64))
+
+
 # Largest width in cells of a hole that counts as covered: shadows and water have no points.
 LARGEST_HOLE = 3
 

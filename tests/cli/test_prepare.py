@@ -29,7 +29,7 @@ def run(*arguments: object) -> int:
 def read(path: Path, split: str) -> dict[str, dict[str, Any]]:
     """The pairs of a split by name; points are sorted, in the coordinates of the files."""
     pairs = {}
-    for row in load_from_disk(path)[split]:
+    for row in load_from_disk(path).get(split, ()):
         for side in ("source", "target"):
             points = (np.reshape(row[side], (-1, 3)) + row["origin"]).round(3)
             row[side] = points[np.lexsort(points.T)]

@@ -250,15 +250,6 @@ def test_shards_that_all_have_no_training_pairs_are_not_joined(
     assert not (tmp_path / "joined").exists()
 
 
-def test_a_shard_that_does_not_exist_is_named_as_missing(
-    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert thin_islands(islands, tmp_path / "one", "--shard", "1/2") == 0
-    words = ["prepare", "join", str(tmp_path / "one"), str(tmp_path / "two")]
-    assert main([*words, "-o", str(tmp_path / "joined")]) == 1
-    assert "two: no such folder" in capsys.readouterr().err
-
-
 def test_more_shards_than_regions_are_refused_for_each_shard(
     islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

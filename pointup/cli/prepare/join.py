@@ -12,7 +12,7 @@ import tyro
 from pointup.cli.prepare.new_dataset import OutputDirectory
 from pointup.cli.prepare.survey_pairs import NO_TRAINING_PAIRS, strip_remark
 from pointup.disk import read_json
-from pointup.errors import ConfigError, FileError
+from pointup.errors import ConfigError
 from pointup.terminal import note
 
 if TYPE_CHECKING:
@@ -136,14 +136,12 @@ OF_A_SHARD = ("shard", "contents", "points_in_tiles", "regions", "left_out", "ma
 def shard_descriptions(inputs: Sequence[Path]) -> list[dict[str, Any]]:
     """The content of pointup.json of each input, if all are shards; [] if none is.
 
-    Raises ConfigError if only some are shards, FileError for a folder that does not exist.
+    Raises ConfigError if only some are shards.
     """
     infos = [read_json(folder / "pointup.json") for folder in inputs]
     are_shards = ["shard" in info for info in infos]
     if any(are_shards) and not all(are_shards):
         other = inputs[are_shards.index(False)]
-        if not other.exists():
-            raise FileError(f"{other}: no such folder; prepare it, or correct its name")
         raise ConfigError(f"{other}: is no shard, as the others are; join the shards first")
     return infos if all(are_shards) else []
 

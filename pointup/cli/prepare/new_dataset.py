@@ -44,10 +44,6 @@ class OutputDirectory:
     overwrite: bool = False
     """Replace an existing dataset."""
 
-    def making_in(self, scratch: Path) -> Making:
-        """The writer of a dataset that is made in the directory `scratch`."""
-        return Making(self.output, scratch)
-
     @contextmanager
     def making(self, is_resumable: bool = False) -> Iterator[Making]:
         """Create a scratch directory beside the output, removed at the end; yields the writer.
@@ -66,7 +62,8 @@ class OutputDirectory:
         refusal = f"{self.output}: another process prepares it; wait for it"
         others = active_children()
         with stopping_as_interrupts(), acquire_lock(scratch / "lock", refusal):
-            making = self.making_in(scratch)
+            split = {key: value for key, value in vars(self).items() if key != "overwrite"}
+            making = Making(scratch=scratch, **split)
             making.remove_stale(is_resumable)
             try:
                 yield making
@@ -115,9 +112,6 @@ class NewDataset(OutputDirectory):
                 f"--seed {self.seed} --num-workers {self.num_workers}: the seed must be at "
                 "least 0, the number of workers at least 1"
             )
-
-    def making_in(self, scratch: Path) -> Making:
-        return Making(self.output, scratch, self.num_workers, self.validation, self.seed)
 
 
 @dataclass
@@ -252,6 +246,11 @@ class Making:
             yield pair
         if not any_pair:
             raise self.nothing_usable("no training pairs are left")
+
+
+def chosen(command: object, *names: str) -> dict[str, Any]:
+    """Options of a command by their names, for pointup.json."""
+    return {name: getattr(command, name) for name in names}
 
 
 def _text(value: object) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
 
-from pointup.cli.prepare.new_dataset import NewDataset, parse_range
+from pointup.cli.prepare.new_dataset import NewDataset, chosen, parse_range
 from pointup.errors import ConfigError
 from pointup.option_help import optional
 
@@ -18,16 +18,9 @@ if TYPE_CHECKING:
     from pointup.geometry.surfaces import Surface
 
 Kind = Literal[
-    "forest-leaf-on",
-    "forest-leaf-off",
-    "conifer",
-    "mixed",
-    "slope",
-    "shrubs",
-    "garden",
-    "street",
+    "forest-leaf-on", "forest-leaf-off", "conifer", "mixed", "slope", "shrubs", "garden", "street",
     "field",
-]
+]  # fmt: skip
 ALL_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -114,10 +107,8 @@ class Scenes:
                         surfaces[pair.surface] = surface
                     yield pair
 
-            info: dict[str, Any] = {"command": "prepare scenes", "recipe": RECIPE}
-            info |= {"tile": self.tile, "source_density": self.source_density}
-            info |= {"target_density": self.target_density, "ratio": self.ratio}
-            info |= {"kinds": self.kinds, "movement": self.movement}
+            names = ("tile", "source_density", "target_density", "ratio", "kinds", "movement")
+            info = {"command": "prepare scenes", "recipe": RECIPE, **chosen(self, *names)}
             return making.write(
                 pairs(False, self.num_pairs - num_validation, "training scenes"),
                 pairs(True, num_validation, "validation scenes"),

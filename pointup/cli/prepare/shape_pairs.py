@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
-from pointup.cli.prepare.new_dataset import NewDataset, parse_range
+from pointup.cli.prepare.new_dataset import NewDataset, chosen, parse_range
 from pointup.errors import ConfigError, FileError
 from pointup.option_help import optional
 from pointup.progress import tracked
@@ -85,17 +85,12 @@ class Meshes:
             names = np.array(sorted(train))[held]
             validation = {name: train.pop(name) for name in names.tolist()}
         surfaces: dict[str, Surface] = {}
-        info: dict[str, Any] = {
-            "command": "prepare meshes",
-            "inputs": self.inputs,
-            "pattern": self.pattern,
-        }
-        info |= {"num_source": self.num_source, "ratio": self.ratio}
-        info |= {"samples_per_mesh": self.samples_per_mesh, "samples_for": self.samples_for}
+        names = ("inputs", "pattern", "num_source", "ratio", "samples_per_mesh", "samples_for")
+        info = {"command": "prepare meshes", **chosen(self, *names)}
         if self.validation_meshes:
             info["validation"] = self.validation_meshes
-        info |= {"patches": self.patches, "patch_size": self.patch_size} if self.patches else {}
-        info |= {"noise": self.noise} if self.noise else {}
+        info |= chosen(self, *("patches", "patch_size") * bool(self.patches))
+        info |= chosen(self, *("noise",) * bool(self.noise))
 
         with self.dataset.making() as making:
             seed = self.dataset.seed

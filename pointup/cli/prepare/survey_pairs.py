@@ -19,7 +19,7 @@ import tyro
 
 from pointup.cli.coordinate_systems import note_mixed, notes_on_systems
 from pointup.cli.input_files import Inputs, ShardOption, find_inputs, name_inputs, parse_shard
-from pointup.cli.prepare.new_dataset import Making, NewDataset, parse_range
+from pointup.cli.prepare.new_dataset import Making, NewDataset, chosen, parse_range
 from pointup.disk import remove
 from pointup.errors import ConfigError, DataError
 from pointup.option_help import optional
@@ -109,7 +109,7 @@ class Pairs(SurveyOptions):
             copies=1.0,
             tiling=self.tiling,
             dataset=self.dataset,
-        ).run({"command": "prepare pairs", "source": self.source, "target": self.target})
+        ).run("prepare pairs", chosen(self, "source", "target"))
 
     def _sides(self) -> list[list[Path]]:
         """The files of both sides; with --separate, those of a pair have the same position."""
@@ -173,15 +173,7 @@ class Thin(SurveyOptions):
             copies=1.0 if disjoint else 1 + 1 / self.ratio,
             tiling=self.tiling,
             dataset=self.dataset,
-        ).run(
-            {
-                "command": "prepare thin",
-                "inputs": self.inputs,
-                "ratio": self.ratio,
-                "pattern": self.pattern,
-                "target": self.target,
-            }
-        )
+        ).run("prepare thin", chosen(self, "inputs", "ratio", "pattern", "target"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +204,7 @@ class Passes(SurveyOptions):
     def run(self) -> int:
         from pointup.datasets.block_pairs import LEAST_RATIO, pass_pairs
 
+        info = chosen(self, "inputs", "source_density", "target_density", "pairs_per_tile")
         density = self.source_density
         return SurveyDataset(
             sides=[_survey_files(self.inputs)],
@@ -230,15 +223,7 @@ class Passes(SurveyOptions):
             tiling=self.tiling,
             dataset=self.dataset,
             with_passes=True,
-        ).run(
-            {
-                "command": "prepare passes",
-                "inputs": self.inputs,
-                "source_density": density or "as flown",
-                "target_density": self.target_density or "as flown",
-                "pairs_per_tile": self.pairs_per_tile,
-            }
-        )
+        ).run("prepare passes", {name: value or "as flown" for name, value in info.items()})
 
 
 def _survey_files(paths: Sequence[Path]) -> list[Path]:
@@ -279,8 +264,8 @@ class SurveyDataset:
     dataset: NewDataset
     with_passes: bool = False
 
-    def run(self, info: dict[str, Any]) -> int:
-        """Make the dataset, which `info` describes. Returns the exit status.
+    def run(self, command: str, info: dict[str, Any]) -> int:
+        """Make the dataset by a command with the options `info`. Returns the exit status.
 
         A shard may be without pairs, so that all shards can be joined; other datasets without
         training pairs raise DataError.
@@ -298,8 +283,9 @@ class SurveyDataset:
                 f"{LARGE_BYTES / 1e6:.0f} MB without --separate; leave it out"
             )
         strip = self.tiling.strip_width
-        info = {**info, **asdict(self.tiling), "strip": strip, **_surveys(self.sides, self.tiling)}
+        info = {"command": command, **info, **asdict(self.tiling), "strip": strip}
         del info["shard"]
+        info |= _surveys(self.sides, self.tiling)
         info |= stored_units(units) | ({"shard": list(self.shard)} if self.shard else {})
         with self.dataset.making(is_resumable=by_regions) as making:
             folders = self._by_regions(making, info) if by_regions else [self._at_once(making)]

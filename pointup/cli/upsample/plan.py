@@ -15,7 +15,7 @@ from pointup.cli.input_files import find_inputs
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.disk import file_state, os_errors
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
-from pointup.geometry.grids import morton_codes
+from pointup.geometry.grids import codes_in_cube
 from pointup.io.bounds import Bounds
 from pointup.io.extents import FileExtent, find_surveys, read_extent
 from pointup.io.files import (
@@ -374,7 +374,6 @@ def group_files(
 MARGIN = 64.0
 """Width of the strip that is read around what is written, in mean point spacings of the file. New
 points depend on measured points within about 20 local spacings."""
-GRID = 2**20
 
 
 def cut_to_bounds(plan: UpsamplePlan, bounds: Bounds) -> None:
@@ -468,10 +467,7 @@ def _order(survey: Sequence[Job]) -> np.ndarray:
     if len(extents) < max(len(survey), 2):
         return np.arange(len(survey))
     centres = np.array([(extent.low + extent.high) / 2 for extent in extents])
-    low = centres.min(axis=0)
-    side = float((centres - low).max()) or 1.0
-    cells = ((centres - low) * ((GRID - 1) / side)).astype(np.int64)
-    return np.argsort(morton_codes(cells), kind="stable")
+    return np.argsort(codes_in_cube(centres, 20), kind="stable")
 
 
 def _border(one: Job, other: Job) -> bool:

@@ -6,7 +6,7 @@ import json
 import zlib
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -18,7 +18,7 @@ import numpy as np
 import pointup
 from pointup.disk import check_output_file, os_errors, written_whole
 from pointup.errors import FileError
-from pointup.geometry.grids import morton_codes
+from pointup.geometry.grids import codes_in_cube
 from pointup.terminal import printable
 from pointup.visualization.viewer.scenes import (
     Channel,
@@ -235,17 +235,17 @@ def _describe_channel(name: str, layers: Sequence[Layer]) -> dict[str, Any]:
 def _encode_layer(
     layer: Layer, origin: np.ndarray, channels: dict[str, Any], blocks: Blocks
 ) -> dict[str, Any]:
-    octree = build_octree(layer.positions)
-    positions = (layer.positions - origin)[octree.order]
-    starts = octree.ptr[:-1]
+    order, ptr = build_octree(layer.positions)
+    positions = (layer.positions - origin)[order]
+    starts = ptr[:-1]
     low = np.minimum.reduceat(positions, starts) if len(positions) else np.empty((0, 3))
     high = np.maximum.reduceat(positions, starts) if len(positions) else np.empty((0, 3))
     size = np.maximum(high - low, 1e-9)
-    node = np.repeat(np.arange(len(starts)), np.diff(octree.ptr))
+    node = np.repeat(np.arange(len(starts)), np.diff(ptr))
     steps = np.round((positions - low[node]) / size[node] * POSITION_STEPS).astype(np.uint16)
     columns = {}
     for name, channel in layer.channels.items():
-        values, note = channel.values[octree.order], {"note": channel.note} if channel.note else {}
+        values, note = channel.values[order], {"note": channel.note} if channel.note else {}
         columns[name] = blocks.add(_quantise(channel, values, channels[name])) | note
     return {
         "name": layer.name,
@@ -254,7 +254,7 @@ def _encode_layer(
         "spacing": layer_spacing(layer) or float(size.max(initial=1.0)) / 100,
         "nodes": [
             [int(count), *(float(f"{x:.9g}") for x in (*node_low, *node_size))]
-            for count, node_low, node_size in zip(np.diff(octree.ptr), low, size, strict=True)
+            for count, node_low, node_size in zip(np.diff(ptr), low, size, strict=True)
         ],
         "positions": blocks.add(steps),
         "columns": columns,
@@ -274,29 +274,21 @@ BITS = 21
 NODE_POINTS = 65_536
 
 
-@dataclass(frozen=True, eq=False)
-class Octree:
-    """A cloud in drawing order.
-
-    Attributes:
-        order: (N,) index of each point in the cloud.
-        ptr: (C + 1,) the row of `order` at which each node begins.
-    """
-
-    order: np.ndarray
-    ptr: np.ndarray
-
-
-def build_octree(points: np.ndarray, node_points: int = NODE_POINTS, seed: int = 0) -> Octree:
+def build_octree(
+    points: np.ndarray, node_points: int = NODE_POINTS, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Cut finite points (N, 3) into nodes of at most `node_points`, and sort each for drawing.
 
     The first points of a node are one for each of its eight octants, then one for each octant of
     these, and so on; within a level the order is random. Drawing the first n points of each node
     is therefore an evenly spaced subset of any size. Points at one place form a node of any size.
+
+    Returns the index (N,) of each point in drawing order, and the rows (C + 1,) at which nodes
+    begin.
     """
     if len(points) == 0:
-        return Octree(np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
-    code = _morton_codes(points)
+        return np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    code = codes_in_cube(points, BITS)
     order = np.argsort(code, kind="stable")
     code = code[order]
     ptr = _node_starts(code, node_points)
@@ -311,14 +303,7 @@ def build_octree(points: np.ndarray, node_points: int = NODE_POINTS, seed: int =
     shared[ptr[:-1]] = 0
     node = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
     random = np.random.default_rng(seed).random(len(code))
-    return Octree(order[np.lexsort((random, shared, node))], ptr)
-
-
-def _morton_codes(points: np.ndarray) -> np.ndarray:
-    low = points.min(axis=0)
-    side = max(float((points - low).max()), 1e-12)
-    cells = ((points - low) * ((2**BITS - 1) / side)).astype(np.int64)
-    return morton_codes(cells)
+    return order[np.lexsort((random, shared, node))], ptr
 
 
 def _node_starts(code: np.ndarray, node_points: int) -> np.ndarray:
