@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -220,3 +221,23 @@ def test_examples_print_what_their_comments_say(
     with redirect_stdout(io.StringIO()) as printed:
         exec(compile(ast.parse(code), str(page), "exec"), {"__name__": "example"})
     assert printed.getvalue().splitlines() == expected
+
+
+def test_the_conda_recipe_needs_what_the_wheel_needs() -> None:
+    renamed = {
+        "pytorch": "torch",
+        "pytorch_geometric": "torch_geometric",
+        "igl": "libigl",
+        "matplotlib-base": "matplotlib",
+    }
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = {
+        re.sub(r"\[.*\]", "", requirement).replace("-", "_").partition(">=")[::2]
+        for requirement in requirements
+    }
+    recipe = (ROOT / "conda" / "meta.yaml").read_text().split("  run:\n")[1].split("\n\n")[0]
+    found = set()
+    for line in recipe.splitlines():
+        name, _, versions = line.removeprefix("    - ").partition(" >=")
+        found.add((renamed.get(name, name).replace("-", "_"), versions))
+    assert found - wanted == {("python", "3.11"), ("lazrs_python", "")} and wanted <= found

@@ -145,10 +145,10 @@ def test_upsampling_imports_nothing_of_training_or_of_unix() -> None:
         # Windows lacks these, where psutil does without them.
         "import os, psutil, sys\n"
         "del os.fork\n"
-        "sys.modules.update(fcntl=None, resource=None)\n"
+        "sys.modules.update(dict.fromkeys(['fcntl', 'grp', 'pwd', 'resource']))\n"
         "import pointup.cli.upsample.written_files, pointup.cli.view\n"
         "assert not {'torch_geometric', 'datasets', 'tensorboard'} & set(sys.modules)\n"
-        "import pointup.evaluation.lidar, pointup.evaluation.pu_gcn\n"
+        "import pointup.evaluation.lidar, pointup.evaluation.pu_gcn, pointup.evaluation.rasters\n"
         "import pointup.cli.evaluate.pairs, pointup.cli.dataset_statistics"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
