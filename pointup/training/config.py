@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 import tyro
@@ -41,13 +41,20 @@ from pointup.training.run_directory.checkpoint import OnSaveError, has_checkpoin
 logger = logging.getLogger("pointup")
 
 LrScaling = Literal["none", "sqrt", "linear"]
-DEFAULT_TOKEN_BUDGET = 20480
-"""Used if `--token-budget` is not given, unless a single pair is larger."""
-DEFAULT_STEPS, DEFAULT_EVALUATIONS = 200, 4
-PROCEDURAL_TOKEN_BUDGET = 8192
-"""Without `--data`: on a CPU, many small steps train more than a few large ones."""
-PROCEDURAL_STEPS, PROCEDURAL_EVALUATIONS = 120, 2
-"""Without `--data`: a first run should end within minutes on two CPU cores."""
+
+
+class Defaults(NamedTuple):
+    """Used where an option is not given; a token budget unless a single pair is larger."""
+
+    token_budget: int
+    steps: int
+    evaluations: int
+
+
+DEFAULTS = Defaults(20480, 200, 4)
+PROCEDURAL_DEFAULTS = Defaults(8192, 120, 2)
+"""Without `--data`: on a CPU, many small steps train more than a few large ones, and a first run
+should end within minutes on two cores."""
 
 NOT_OPTIONS = frozenset({"slots", "mixed_precision", "cpu_threads", "found_token_budget"})
 """Keys of config.json that are not options of train.py."""
@@ -213,6 +220,10 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
 
+    @property
+    def defaults(self) -> Defaults:
+        return DEFAULTS if self.data else PROCEDURAL_DEFAULTS
+
     @model_validator(mode="wrap")
     @classmethod
     def _raise_in_one_line(cls, values: Any, validated: Any) -> Any:
@@ -271,21 +282,6 @@ def one_line(error: ValidationError) -> str:
     begin = "Input should be "
     texts = [text.removeprefix(begin) for text in wanted if text.startswith(begin)] or wanted
     return f"{option(name)} is {first['input']!r:.40}; it must be {' or '.join(texts)}"
-
-
-def default_token_budget(config: TrainConfig) -> int:
-    """The token budget if none is given; procedural pairs are small, and so are their steps."""
-    return DEFAULT_TOKEN_BUDGET if config.data else PROCEDURAL_TOKEN_BUDGET
-
-
-def default_steps(config: TrainConfig) -> int:
-    """The length of a run in steps if none is given."""
-    return DEFAULT_STEPS if config.data else PROCEDURAL_STEPS
-
-
-def default_evaluations(config: TrainConfig) -> int:
-    """The number of evaluations and checkpoints of a run if no interval is given."""
-    return DEFAULT_EVALUATIONS if config.data else PROCEDURAL_EVALUATIONS
 
 
 def option(field_name: str) -> str:

@@ -11,12 +11,7 @@ import torch
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
-from pointup.training.config import (
-    LrScaling,
-    TrainConfig,
-    default_evaluations,
-    default_steps,
-)
+from pointup.training.config import LrScaling, TrainConfig
 from pointup.training.model_choice import MeasuredModel, is_better, outcome
 from pointup.training.step_totals import StepTotals
 
@@ -129,7 +124,7 @@ class RunSchedule:
         self.total_steps = length_in_steps(config, sampler.num_steps)
         interval = STEPS_BETWEEN_EVALUATIONS
         if self.total_steps:
-            interval = math.ceil(self.total_steps / default_evaluations(config))
+            interval = math.ceil(self.total_steps / config.defaults.evaluations)
         self.eval_every = config.eval_every or interval
         self.save_every = config.save_every or interval
         self.peak_learning_rate = scaled_learning_rate(
@@ -151,7 +146,7 @@ class RunSchedule:
             passes = sampler.epoch + 1 - sampler.num_left / sampler.num_samples
             share = round(passes / config.epochs, 9)
         else:
-            share = progress.step / (config.steps or default_steps(config))
+            share = progress.step / (config.steps or config.defaults.steps)
         return min(share, 1.0)
 
     def set_learning_rate(self, optimizer: torch.optim.Optimizer, progress: Progress) -> float:
@@ -234,7 +229,7 @@ def length_in_steps(config: TrainConfig, steps_per_epoch: int) -> int | None:
     """Length of a run in optimizer steps; approximate if set in epochs, None if set in hours."""
     if config.epochs is not None:
         return max(1, math.ceil(config.epochs * steps_per_epoch))
-    return None if config.hours is not None else (config.steps or default_steps(config))
+    return None if config.hours is not None else (config.steps or config.defaults.steps)
 
 
 def learning_rate_at(step: int, share_done: float, peak: float, warmup_steps: int) -> float:

@@ -229,8 +229,8 @@ def grown(
 def test_the_default_budget_is_raised_to_the_largest_pair(
     dataset: PairDataset, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert grown(dataset, accelerator) == (options.DEFAULT_TOKEN_BUDGET, [])
-    monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 500)
+    assert grown(dataset, accelerator) == (options.DEFAULTS.token_budget, [])
+    monkeypatch.setattr(options, "DEFAULTS", options.DEFAULTS._replace(token_budget=500))
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
     assert dataset.full_sizes.max() == 720
     found, tried = grown(dataset, accelerator)
@@ -248,7 +248,7 @@ def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
     limited: Callable[[float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 100)
+    monkeypatch.setattr(options, "DEFAULTS", options.DEFAULTS._replace(token_budget=100))
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
     limited(8e7)
     with pytest.raises(TrainingError, match=r"cloud_\d+: 720 points .* --tile.* --crop") as error:

@@ -48,13 +48,13 @@ class Doctor:
         from pointup.cli.doctor.machine import device_findings, machine_findings
         from pointup.cli.doctor.run_directory import data_findings, read_config, run_findings
         from pointup.model.config import ModelConfig
-        from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig
+        from pointup.training.config import DEFAULTS, TrainConfig
 
         options = read_config(self.run_dir) if self.run_dir else {}
         num_workers = options.get("num_workers", TrainConfig.num_workers)
         token_budget = options.get("token_budget", TrainConfig.token_budget)
         token_budget = options.get("found_token_budget", token_budget)
-        to_hold = DEFAULT_TOKEN_BUDGET if token_budget is None else token_budget
+        to_hold = DEFAULTS.token_budget if token_budget is None else token_budget
         yield from machine_findings(num_workers, to_hold)
         kind, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
         for device in [f"{kind}:{i}" for i in range(number)] or ["cpu"]:

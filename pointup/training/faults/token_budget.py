@@ -21,7 +21,7 @@ from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.terminal import in_bytes
-from pointup.training.config import TrainConfig, default_token_budget, write_config
+from pointup.training.config import TrainConfig, write_config
 from pointup.training.faults.available_memory import (
     PeakMemory,
     memory_limit,
@@ -57,7 +57,7 @@ def settle_token_budget(
 ) -> int:
     """The token budget of a run, the same on every process; every process must call this.
 
-    A given number is used as it is. By default it is `default_token_budget`, or the size of
+    A given number is used as it is. By default it is that of `config.defaults`, or the size of
     the largest pair of `dataset` if that is more. "auto" is the largest budget
     that fits on every process; it is measured once per run and stored in `config.json`, from which
     a continued run reads it. `propagate` runs forward and backward on a batch, `drop_gradients`
@@ -92,7 +92,7 @@ def settle_token_budget(
 
 
 def _default_budget(probe: Probe, accelerator: Accelerator) -> int:
-    config, largest, default = probe.config, probe.largest, default_token_budget(probe.config)
+    config, largest, default = probe.config, probe.largest, probe.config.defaults.token_budget
     if config.crop:
         return default
     # On a GPU, running out of memory raises an error that names the cloud; on the CPU the process

@@ -25,7 +25,7 @@ from pointup.disk import os_errors, written_whole
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.evaluation.report import finite
 from pointup.terminal import literal
-from pointup.training.config import TrainConfig, default_token_budget
+from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.distributed.accelerator import peak_memory_bytes
 from pointup.training.evaluation import EvaluationResult
@@ -259,7 +259,7 @@ def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, 
     """The budget as text for the plan of a run; `fill` is the share of it that batches use."""
     # 0 at the end of an epoch that had another budget: none of its samples is left to be planned.
     text = f"{token_budget:,}" + (f", {fill:.1%} used" if fill else "")
-    default = default_token_budget(config)
+    default = config.defaults.token_budget
     if config.token_budget is None and token_budget > default:
         largest = data.train.names[int(data.train.full_sizes.argmax())]
         text += f"; raised from {default:,} to the largest pair, {largest}"
