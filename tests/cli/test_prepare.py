@@ -107,22 +107,6 @@ def test_separate_surveys_are_not_mixed(tmp_path: Path) -> None:
     assert names.count("a") == names.count("b") == num_tiles
 
 
-def test_points_that_several_files_contain_are_there_once(tmp_path: Path) -> None:
-    points = ground(3_000, 0, width=30)
-    np.save(tmp_path / "a.npy", points[points[:, 0] < points[:, 0].min() + 20])
-    np.save(tmp_path / "b.npy", points[points[:, 0] > points[:, 0].min() + 10])
-    np.save(tmp_path / "whole.npy", points)
-    options = ["--tile", 15, "--min-points", 10, "--strip", 0, "-o"]
-    assert run("thin", tmp_path / "a.npy", tmp_path / "b.npy", *options, tmp_path / "two") == 0
-    assert run("thin", tmp_path / "whole.npy", *options, tmp_path / "one") == 0
-    sizes = []
-    for out in (tmp_path / "one", tmp_path / "two"):
-        clouds = [np.concatenate([p["source"], p["target"]]) for p in both(out).values()]
-        assert all(len(np.unique(cloud, axis=0)) == len(cloud) for cloud in clouds)
-        sizes.append(sum(map(len, clouds)))
-    assert sizes[0] == sizes[1]
-
-
 @pytest.fixture
 def shapes(tmp_path: Path) -> Path:
     """Two folders of the same shapes, a to e, at places of their own: coarse/ and fine/more/."""

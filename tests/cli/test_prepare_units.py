@@ -49,19 +49,6 @@ def test_surveys_in_different_units_or_in_degrees_are_refused_before_any_work(
     assert not out.parent.exists()
 
 
-def test_surveys_in_feet_are_prepared_and_a_damaged_file_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_las(tmp_path / "sparse.las", FEET, 900)
-    target = write_las(tmp_path / "dense.las", FEET, 3000)
-    damaged = tmp_path / "damaged.las"
-    damaged.write_bytes(b"no header")
-    out = tmp_path / "pairs"
-    assert prepare("pairs", "--source", source, damaged, "--target", target, "-o", out) == 1
-    assert f"left out: {damaged}" in capsys.readouterr().err
-    assert (out / "pointup.json").exists()
-
-
 def test_heights_in_another_unit_are_noted_and_the_unit_of_the_pairs_is_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import wavy_pair
 from matplotlib.image import imread
 from test_evaluate_command import evaluate, figures_of
 from test_evaluate_command import model as model
@@ -17,6 +18,7 @@ from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
 from pointup.cli.evaluate.pairs import remarks_on_pairs
+from pointup.datasets.pair_writer import write_pairs
 from pointup.evaluation.baselines import BASELINES, FITTED
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows
 from pointup.evaluation.lidar_metrics import FAR, worse_than_source
@@ -31,7 +33,6 @@ def test_pairs_have_the_figures_that_training_validates_on(
 ) -> None:
     from accelerate import Accelerator
 
-    from pointup.evaluation.cloud_metrics import mean_rows
     from pointup.training.config import TrainConfig
     from pointup.training.datasets import open_training_data
     from pointup.training.evaluation import Evaluation
@@ -89,10 +90,6 @@ def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
 def test_the_gap_is_that_of_the_pairs_with_a_second_sampling(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from conftest import wavy_pair
-
-    from pointup.datasets.pair_writer import write_pairs
-
     rng = np.random.default_rng(0)
     pairs = [wavy_pair(f"sheet_{i}", 60, 3, rng) for i in range(5)]
     pairs = [replace(pair, resample=pair.target if i < 2 else None) for i, pair in enumerate(pairs)]
@@ -110,10 +107,6 @@ def test_the_gap_is_that_of_the_pairs_with_a_second_sampling(
 def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from conftest import wavy_pair
-
-    from pointup.datasets.pair_writer import write_pairs
-
     rng = np.random.default_rng(0)
     pairs = [wavy_pair(f"sheet_{i}", 60, ratio, rng) for i, ratio in enumerate((2, 3, 3, 4))]
     for pair in pairs:
@@ -139,10 +132,6 @@ def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(
 def test_no_remark_compares_with_the_distance_of_a_source_on_the_surface(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from conftest import wavy_pair
-
-    from pointup.datasets.pair_writer import write_pairs
-
     rng, surface, path = np.random.default_rng(0), torus(), tmp_path / "out.json"
     source, target = (surface.sample(n, rng)[0].astype(np.float32) for n in (60, 180))
     made = replace(wavy_pair("torus", 60, 3, rng), resample=None, vertical=False)
@@ -155,10 +144,6 @@ def test_no_remark_compares_with_the_distance_of_a_source_on_the_surface(
 
 
 def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path: Path) -> None:
-    from conftest import wavy_pair
-
-    from pointup.datasets.pair_writer import write_pairs
-
     rng = np.random.default_rng(0)
     sheets = [wavy_pair(f"sheet_{i}", 60, 3, rng) for i in range(3)]
     for sheet in sheets:
@@ -187,10 +172,7 @@ def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_pat
 
 
 def test_pairs_are_measured_as_pointup_upsample_writes_them(model: Path, tmp_path: Path) -> None:
-    from conftest import wavy_pair
-
     from pointup.datasets.pair_dataset import open_samples
-    from pointup.datasets.pair_writer import write_pairs
 
     rng = np.random.default_rng(0)
     made = [wavy_pair(f"sheet_{i}", 200, 3, rng) for i in range(2)]
@@ -255,10 +237,6 @@ def test_the_worst_median_and_best_pair_are_shown(
 def test_pairs_whose_midpoints_equal_their_target_are_not_shown(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from conftest import wavy_pair
-
-    from pointup.datasets.pair_writer import write_pairs
-
     rng = np.random.default_rng(0)
     other, same = (wavy_pair(name, 60, 3, rng) for name in ("other", "same"))
     source = torch.from_numpy(same.source)

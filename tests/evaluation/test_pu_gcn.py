@@ -167,25 +167,18 @@ def test_midpoints_are_the_same_far_from_the_origin() -> None:
     assert nearest_by_brute_force(midpoints - move, between.reshape(-1, 3))[0].max() < 1e-6
 
 
-def test_what_is_measured_of_a_model_is_what_the_command_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("denoise", "ratio"), [(False, 16), (True, 4)])
+def test_what_is_measured_of_a_model_is_what_the_command_writes(
+    denoise: bool, ratio: float, tmp_path: Path
+) -> None:
     write_off(torus(), tmp_path / "torus.off")
-    (shape,) = DrawnShapes(meshes=tmp_path, num_source=40, ratio=16)
+    (shape,) = DrawnShapes(meshes=tmp_path, num_source=40, ratio=ratio)
     assert shape.source is not None
     model = Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()
-    made = upsample(shape.source, 16, model=model)
-    assert evaluate_shape(shape, model)["model"] == measure_shape(made, shape, "pu-gcn")
-    assert np.array_equal(made[:40], shape.source)
-
-
-def test_denoised_shapes_keep_no_point_of_the_source(tmp_path: Path) -> None:
-    write_off(torus(), tmp_path / "torus.off")
-    (shape,) = DrawnShapes(meshes=tmp_path, num_source=40)
-    assert shape.source is not None
-    model = Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()
-    made = upsample(shape.source, 4, model=model, originals=False)
-    figures = evaluate_shape(shape, model, denoise=True)["model"]
+    made = upsample(shape.source, ratio, model=model, originals=not denoise)
+    figures = evaluate_shape(shape, model, denoise=denoise)["model"]
     assert figures == measure_shape(made, shape, "pu-gcn")
-    assert figures != evaluate_shape(shape, model)["model"]
+    assert np.array_equal(made[:40], shape.source) == (not denoise)
 
 
 def test_means_are_over_the_shapes_that_have_a_figure() -> None:

@@ -17,6 +17,7 @@ from typed import WKT, Result, is_one_line, left_in, positions, write_las
 
 from pointup import upsample
 from pointup.cli import main as cli
+from pointup.cli.upsample import files
 from pointup.cli.upsample.plan import check_units
 from pointup.errors import DataError
 from pointup.io.files import PointCloud, read_points, write_points
@@ -183,14 +184,6 @@ def test_the_share_of_the_area_that_misses_a_density_is_noted(
     assert "not reached" not in command(*words, "--density", "6", "--only-new").out
 
 
-def test_a_picture_shows_before_and_after(tmp_path: Path, command: Callable[..., Result]) -> None:
-    write_las(tmp_path / "in.las")
-    picture = tmp_path / "out.png"
-    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", "--picture", picture)
-    assert result.status == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("points", "expected", "words"),
     [
@@ -210,15 +203,16 @@ def test_degenerate_clouds_are_upsampled(
 
 
 def test_a_ratio_beyond_the_largest_needs_force(
-    tmp_path: Path, command: Callable[..., Result]
+    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(files, "LARGEST_RATIO", 2.0)
     write_points(tmp_path / "in.npy", PointCloud(positions(20)))
-    words = tmp_path / "in.npy", "-o", tmp_path / "out.npy", "--ratio", "101"
+    words = tmp_path / "in.npy", "-o", tmp_path / "out.npy", "--ratio", "2.5"
     result = command(*words)
     assert result.status == 1 and is_one_line(result.err)
-    assert "2,020 points of 20, about 0.2 MB; lower it, or add --force" in result.err
+    assert "50 points of 20, about 0.0 MB; lower it, or add --force" in result.err
     assert command(*words, "--force").status == 0
-    assert len(read_points(tmp_path / "out.npy")) == 2020
+    assert len(read_points(tmp_path / "out.npy")) == 50
 
 
 def noisy(path: Path) -> laspy.LasData:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from las_files import write_las
 from sheets import sheet
 from tile_row import WIDTH, surface, upsample, write_model, write_tiles
@@ -150,22 +149,6 @@ def test_the_only_file_of_a_folder_is_copied_if_it_has_nothing_to_upsample(
             text = capsys.readouterr()
             assert text.err.startswith("pointup: error: ") and text.err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiles"]
-
-
-def test_what_a_killed_call_left_is_deleted_and_what_a_running_one_uses_is_not(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    (out / ".0.las.work" / "survey").mkdir(parents=True)
-    (out / ".0.las.work" / "survey" / "rows").write_bytes(b"of a killed call")
-    (out / ".1.las.0a1b2c3d.part").write_bytes(b"half a file")
-    with FileLock(out / ".0.las.work" / "lock"):
-        assert upsample(model, tiles, "-o", out) == 1
-        assert "another call upsamples into it" in capsys.readouterr().err
-        assert not list(out.glob("*.las"))
-    assert upsample(model, tiles, "-o", out) == 0
-    assert [p.name for p in out.glob(".*")] == [".upsampled"]
-    assert len(list(out.glob("*.las"))) == 3
 
 
 @pytest.mark.slow

@@ -167,15 +167,9 @@ def test_a_file_that_touches_the_bounds_without_a_point_inside_is_skipped_with_a
 
 
 def test_shards_write_each_file_once_and_use_the_files_that_border_on_theirs(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    tiles: Path, tmp_path: Path, model: Path
 ) -> None:
-    whole = ("-o", tmp_path / "whole")
-    assert upsample(model, tiles, *whole) == 0
-    capsys.readouterr()
-    assert upsample(model, tiles, *whole) == 0
-    assert "0 files written, 3 skipped" in capsys.readouterr().out
-    assert upsample(model, tiles, *whole, "--redo") == 0
-    assert "3 files written:" in capsys.readouterr().out
+    assert upsample(model, tiles, "-o", tmp_path / "whole") == 0
     seen: list[set[str]] = []
     for k in (1, 2, 3):
         assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", f"{k}/3") == 0
@@ -210,10 +204,3 @@ def test_a_shard_whose_own_files_are_damaged_reports_them_and_ends(
     (tiles / "2.las").write_bytes(content)
     assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", "3/3") == 1
     assert "2.las: has points outside of the extent" in capsys.readouterr().err
-
-
-def test_an_impossible_shard_is_refused(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", "0/3") == 1
-    assert "--shard 0/3: give K/N" in capsys.readouterr().err
