@@ -14,6 +14,7 @@ from scipy.spatial import QhullError, cKDTree
 
 from pointup.errors import DataError
 from pointup.geometry.grids import without_holes
+from pointup.io.bounds import Bounds
 from pointup.io.length_unit import METRE, LengthUnit
 
 # A larger grid means stray points, or coordinates that are not in metres.
@@ -59,6 +60,12 @@ class Extent:
     @property
     def area(self) -> float:
         return float(self.covered.sum()) * self.cell**2
+
+    @property
+    def bounds(self) -> Bounds:
+        """The rectangle of all cells."""
+        corner = self.origin + self.cell * np.array(self.covered.shape)
+        return Bounds.of((*self.origin, *corner))
 
     def place(self, positions: np.ndarray) -> np.ndarray:
         """Flat cell indices (N,) int64 of positions (N, 3); -1 outside the extent."""

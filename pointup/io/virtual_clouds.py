@@ -102,9 +102,10 @@ def _item(file: Path, name: str, header: LasHeader) -> dict[str, Any]:
     with suppress(ProjError):
         # GeoJSON is in longitudes and latitudes; readers prefer those of the system of the file.
         to_degrees = Transformer.from_crs(system or 4326, 4326, always_xy=True)
-        left, bottom, right, top = corners[:, :2].ravel()
-        sides = to_degrees.transform_bounds(left, bottom, right, top, errcheck=True)
-        degrees = np.column_stack([np.reshape(sides, (2, 2)), corners[:, 2]])
+        # PROJ calls single points of some areas outside, whose bounds it finds nevertheless.
+        sides = to_degrees.transform_bounds(*corners[:, :2].ravel().tolist())
+        if np.isfinite(sides).all():
+            degrees = np.column_stack([np.reshape(sides, (2, 2)), corners[:, 2]])
     schemas = [{"name": axis, "size": 8, "type": "floating"} for axis in "XYZ"]
     for dimension in list(header.point_format.dimensions)[3:]:
         known = dimension.is_standard and _PDAL_NAMES.get(

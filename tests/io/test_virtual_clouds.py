@@ -63,23 +63,24 @@ def read_by_other_rules(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_list_tells_what_the_files_hold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("system", [32632, 2992])
+def test_a_list_tells_what_the_files_hold(system: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     files = []
     for number, name in enumerate(("a.laz", "sub/b.las")):
         points = np.array([5e5 + 50 * number, 4e6, 10]) + rng.random((30 + number, 3)) * 40
-        files.append(write_las(tmp_path / "out" / name, points, point_format=7, system=32632))
+        files.append(write_las(tmp_path / "out" / name, points, point_format=7, system=system))
     empty = write_las(
-        tmp_path / "out" / "empty.las", np.zeros((0, 3)), point_format=7, system=32632
+        tmp_path / "out" / "empty.las", np.zeros((0, 3)), point_format=7, system=system
     )
     listed = tmp_path / "out" / "out.vpc"
     assert write_virtual_cloud(listed, [*files, empty]) == 2
-    to_degrees = pyproj.Transformer.from_crs(32632, 4326, always_xy=True)
+    to_degrees = pyproj.Transformer.from_crs(system, 4326, always_xy=True)
     for found, path in zip(read_by_other_rules(listed), files, strict=True):
         las = laspy.read(path)
         assert found["path"] == path and found["count"] == len(las.points)
         assert found["bbox"] == [*las.xyz.min(axis=0), *las.xyz.max(axis=0)]
-        assert pyproj.CRS(found["crs"]).equals(pyproj.CRS(32632))
+        assert pyproj.CRS(found["crs"]).equals(pyproj.CRS(system))
         low, high = np.reshape(found["degrees"], (2, 3))
         x, y = to_degrees.transform(las.x, las.y)
         degrees = np.column_stack([x, y, las.z])

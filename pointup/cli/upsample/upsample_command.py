@@ -199,7 +199,10 @@ class Upsample:
             if self.view:
                 write_view(shown, self.view, lambda job: self._has_heights(job, models[job.model]))
             if self.rasters:
-                write_job_rasters(shown, self.rasters, output, with_sources=self.only_new)
+                for survey in surveys:
+                    jobs_of = [job for job in survey if not job.is_context]
+                    write_job_rasters(jobs_of, self.rasters, output, self.only_new)
+                print(f"{self.rasters}: ground, canopy and density before and after")
         if finished and workers.is_main:
             list_files(output, [job.target for job in jobs])
         workers.end()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,12 @@ from pointup.cli.next_commands import command_after_upsampling
 from pointup.cli.upsample.files import Written
 from pointup.cli.upsample.plan import Job
 from pointup.disk import os_errors, short_name, write_text
-from pointup.io.cloud import LAS_EXTENSIONS
+from pointup.evaluation.rasters import aligned_cells, write_rasters
+from pointup.io.bounds import Bounds
+from pointup.io.cloud import LAS_EXTENSIONS, is_noise
+from pointup.io.extents import read_extent
+from pointup.io.files import iter_points
+from pointup.io.length_unit import length_unit, named_system
 from pointup.io.virtual_clouds import EXTENSION, write_virtual_cloud
 from pointup.model.upsampler import Upsampler
 from pointup.terminal import note, one_line, print_error
@@ -152,33 +157,52 @@ def list_files(output: Path, targets: Sequence[Path]) -> None:
         print(f"{path}: a virtual point cloud of {write_virtual_cloud(path, files):,} files")
 
 
-def write_job_rasters(jobs: Sequence[Job], folder: Path, output: Path, with_sources: bool) -> None:
-    """Write rasters of the files of jobs before and after, noise left out, in cells of a metre.
+def write_job_rasters(
+    survey: Sequence[Job], folder: Path, output: Path, with_sources: bool
+) -> None:
+    """Write rasters of the files of a survey before and after, noise left out, in cells of a metre.
 
-    Named like the files in the folder `output`. `with_sources`: outputs hold new points only.
-    Raises FileError and DataError.
+    Named like the files in the folder `output`. `with_sources`: outputs hold new points only. Cells
+    on the border of a file also have the points of the files beside it. Raises FileError and
+    DataError.
     """
-    from pointup.evaluation.rasters import aligned_cells, write_rasters
-    from pointup.io.cloud import is_noise
-    from pointup.io.extents import read_extent
-    from pointup.io.files import iter_points
-    from pointup.io.length_unit import length_unit, named_system
-
-    for job in jobs:
-        if not job.target.exists():  # There was nothing to write.
-            continue
-        sides = [read_extent(path) for path in (job.source, job.target)]
-        low = np.min([side.low for side in sides], axis=0)
-        high = np.max([side.high for side in sides], axis=0)
+    written = [job for job in survey if job.target.exists()]  # Others had nothing to write.
+    extents = {path: read_extent(path) for job in written for path in (job.source, job.target)}
+    for job in written:
+        both = extents[job.source], extents[job.target]
+        low = np.min([extent.low for extent in both], axis=0)
+        high = np.max([extent.high for extent in both], axis=0)
         cells = aligned_cells(low, high, length_unit(job.source).of_metres(1.0))
         inside = job.target.relative_to(output) if job.target != output else Path(output.name)
-        after = (job.source, job.target) if with_sources else (job.target,)
-        for name, paths in (("before", (job.source,)), ("after", after)):
+        own = both[0].low, both[0].high
+        after = ["source", "target"] if with_sources else ["target"]
+        for side, kinds in {"before": ["source"], "after": after}.items():
+            files = {
+                path: other
+                for other in written
+                for path in (getattr(other, kind) for kind in kinds)
+                if cells.bounds.touch(extents[path].low, extents[path].high)
+            }
             chunks = (
-                cloud.positions[~is_noise(cloud)]
-                for path in paths
-                for cloud in iter_points(path, bounds=job.bounds)
+                positions
+                for path, other in files.items()
+                for positions in _points_in(
+                    cells.bounds, path, other, None if other is job else own
+                )
             )
-            stem = (folder / inside).with_name(f"{inside.stem}_{name}")
+            stem = (folder / inside).with_name(f"{inside.stem}_{side}")
             write_rasters(stem, chunks, cells, named_system(job.source))
-    print(f"{folder}: ground, canopy and density before and after")
+
+
+def _points_in(
+    area: Bounds, path: Path, job: Job, elsewhere: Sequence[np.ndarray] | None
+) -> Iterator[np.ndarray]:
+    """The points (n, 3) of a file of a job in an area, without noise; without those in the
+    rectangle `elsewhere` (low, high), of another file that may have the same points."""
+    for cloud in iter_points(path, bounds=area):
+        kept, xy = ~is_noise(cloud), cloud.positions[:, :2]
+        if job.bounds is not None:
+            kept &= job.bounds.inside(cloud.positions)
+        if elsewhere is not None:
+            kept &= ((xy < elsewhere[0]) | (xy > elsewhere[1])).any(axis=1)
+        yield cloud.positions[kept]
