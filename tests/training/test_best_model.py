@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,63 +16,38 @@ from pointup.training import training_state
 from pointup.training.evaluation import EvaluationResult
 from pointup.training.run_directory.checkpoint import CheckpointError
 
-Disk = Callable[[Iterator[bool]], None]
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """Sets which writes of the best model fail as on a full disk."""
-    real = training_state.save_model
-
-    def set_full(is_full: Iterator[bool]) -> None:
-        def save_model(*given: Any) -> None:
-            if next(is_full):
-                raise CheckpointError("model: the model can't be written (full)")
-            real(*given)
-
-        monkeypatch.setattr(training_state, "save_model", save_model)
-
-    return set_full
-
 
 def set_scores(monkeypatch: pytest.MonkeyPatch, *scores: float) -> None:
     left = iter(scores)
     monkeypatch.setattr(EvaluationResult, "score", property(lambda _: next(left)))
 
 
-def test_a_best_model_that_could_not_be_written_does_not_keep_later_ones_from_being_written(
+def test_the_best_model_is_written_later_when_the_disk_was_full_and_the_last_at_the_next_start(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
     monkeypatch: pytest.MonkeyPatch,
-    disk: Disk,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    disk(iter([True, False]))
-    set_scores(monkeypatch, 0.5, 0.9)
-    training.train(options(pair_directory, tmp_path / "run", eval_every=3), accelerator)
-    assert caplog.text.count("can't be written (full); training continues") == 1
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    real, is_full, kept = training_state.save_model, iter([True, False, True, False]), []
 
+    def save_model(*given: Any) -> None:
+        if next(is_full):
+            raise CheckpointError("model: the model can't be written (full)")
+        real(*given)
+        kept.append((model / "model.safetensors").read_bytes())
 
-def test_a_run_whose_last_model_could_not_be_written_fails_and_writes_it_at_the_next_start(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-    disk: Disk,
-) -> None:
-    disk(iter([False, True, False]))
-    set_scores(monkeypatch, 0.9, 0.5, 0.5)
-    config, model = (
-        options(pair_directory, tmp_path / "run", eval_every=3),
-        tmp_path / "run" / "model",
-    )
+    monkeypatch.setattr(training_state, "save_model", save_model)
+    set_scores(monkeypatch, 0.5, 0.9, 0.3, 0.3)
+    config = options(pair_directory, tmp_path / "run", eval_every=2)
+    model = tmp_path / "run" / "model"
     with pytest.raises(CheckpointError, match="can't be written"):
         training.train(config, accelerator)
-    before = (model / "model.safetensors").read_bytes()
+    assert caplog.text.count("can't be written (full); training continues") == 1
+    # The one of step 4, which is worse than that of step 2.
+    assert [(model / "model.safetensors").read_bytes()] == kept
     training.train(config, accelerator)
-    assert (model / "model.safetensors").read_bytes() != before
+    assert len(kept) == 2 and kept[0] != kept[1]
     steps = [line["step"] for line in metrics_of(tmp_path / "run") if "loss" in line]
     assert steps == list(range(1, 7)), "trained further"
 
@@ -86,7 +60,7 @@ def test_a_run_without_a_complete_evaluation_says_that_it_saved_no_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     set_scores(monkeypatch, np.inf)
-    training.train(options(pair_directory, tmp_path / "run"), accelerator)
+    training.train(options(pair_directory, tmp_path / "run", steps=1), accelerator)
     assert not (tmp_path / "run" / "model").exists()
     assert caplog.text.count("no model was saved") == 1
 

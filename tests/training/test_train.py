@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from conftest import metrics_of, wavy_pair
 from runs import SMALL, final_weights, options, training
+from torch import Tensor
 
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import DataError
@@ -71,29 +72,44 @@ def test_a_run_can_start_from_another_model(
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["k"] == 7
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(0, marks=pytest.mark.slow)])
+# Six steps are more than an epoch: step 2 is within the first, step 5 within the second.
+@pytest.mark.parametrize(
+    ("num_workers", "stops"), [(2, [5]), pytest.param(0, [2, 5], marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, num_workers: int
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    num_workers: int,
+    stops: list[int],
 ) -> None:
-    # Six steps are more than an epoch, so the run stops within the first and the second epoch.
     changes = {
-        "save_every": 1, "token_budget": 4000,
+        "save_every": 1, "token_budget": 4000, "ema_decay": 0.7,
         "model": ModelConfig(**{**SMALL.__dict__, "dropout": 0.1}),
     }  # fmt: skip
     training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
     parts = options(pair_directory, tmp_path / "parts", num_workers=num_workers, **changes)
-    for stop_after in (2, 5):
+    for stop_after in stops:
         training.train(parts, accelerator, stop_after=stop_after)
         latest = (tmp_path / "parts" / "checkpoints" / "LATEST").read_text()
         assert latest == f"step_{stop_after}"
     training.train(parts, accelerator)
-    expected, actual = final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts")
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    losses = [
-        [line["loss"] for line in metrics_of(tmp_path / name) if "loss" in line]
-        for name in ("whole", "parts")
-    ]
-    assert losses[0] == losses[1] and len(losses[0]) == 6
+
+    def results_of(name: str) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+        path = tmp_path / name / "checkpoints" / "step_6" / "optimizer.pt"
+        average = torch.load(path, weights_only=True)["average"]
+        assert average["num_steps"] == 6
+        losses = [line["loss"] for line in metrics_of(tmp_path / name) if "loss" in line]
+        return losses, final_weights(tmp_path / name), average["weights"]
+
+    expected, actual = results_of("whole"), results_of("parts")
+    assert actual[0] == expected[0] and len(actual[0]) == 6
+    for found, value in zip(actual[1:], expected[1:], strict=True):
+        assert all(torch.equal(found[name], value[name]) for name in value)
+    _, last, average = expected
+    shipped = Upsampler.from_pretrained(tmp_path / "whole" / "model").state_dict()
+    assert all(torch.equal(shipped[name], value) for name, value in average.items())
+    assert any(not torch.equal(shipped[name], value) for name, value in last.items())
 
 
 def test_a_run_whose_epochs_differ_in_length_continues_with_the_same_learning_rate(
