@@ -50,10 +50,14 @@ class LocalGeometry:
     """(N, 3, 3) mean outer product of `relative`: large along a surface, small across it."""
     normal: Tensor
     """(N, 3) unit normal of the plane fitted to them, of either sign; 0 where none is defined."""
+    needed: tuple[int, ...] = ()
+    """Of how many first points an encoder must know the features, before its layers and after each;
+    empty for all points."""
 
     def rows(self, rows: slice | Tensor) -> LocalGeometry:
         """The neighbourhoods of some points; `index` still refers to all points."""
-        return LocalGeometry(*(getattr(self, field.name)[rows] for field in fields(self)))
+        *names, _ = (field.name for field in fields(self))
+        return LocalGeometry(*(getattr(self, name)[rows] for name in names))
 
 
 def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> LocalGeometry:

@@ -118,13 +118,13 @@ class PointEncoder(nn.Module):
     def encode(
         self, geometry: LocalGeometry, columns: Columns | None, recompute: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Features (N, C) of the input points, and encoded neighbour positions (N, K, P).
+        """Features (N, C) of the input points, and encoded neighbour positions (N, K, P); those of
+        the first points where `geometry` says how many are needed.
 
-        `columns` of the first n points; features of the others are those without columns. None for
-        a model without column layers.
+        `columns` are None for a model without column layers.
         `recompute` saves memory at the cost of time in training, see `in_blocks`.
         """
-        num_points = len(geometry.index)
+        num_points, *left = geometry.needed or [len(geometry.index)]
         block_size = points_per_block(geometry.index.device)
 
         def encode(block: Block) -> Tensor:
@@ -148,36 +148,19 @@ class PointEncoder(nn.Module):
         features = in_blocks(
             embed, num_points, block_size, rows=[g], parameters=weights, recompute=recompute
         )
+        steps = [(layer, g, geometry.index, geometry.missing) for layer in self.layers]
         if columns is not None:
-            features = self.attend_to_columns(features, geometry, columns, recompute)
-        for layer in self.layers:
-            features = self.attend(
-                cast(AttentionBlock, layer),
-                features,
-                g,
-                geometry.index,
-                geometry.missing,
-                recompute,
-            )
+            spacing = geometry.spacing[: len(columns.index)]
+            described = describe_profiles(columns, spacing).to(self.dtype)
+            features = features + self.profile(described[:num_points])
+            described = describe_columns(columns, spacing).to(self.dtype)
+            of_columns = self.column_position(described[: left[0] if left else num_points])
+            steps[:0] = [
+                (layer, of_columns, columns.index, columns.missing) for layer in self.column_layers
+            ]
+        for (layer, *around), num in zip(steps, left or [num_points] * len(steps), strict=True):
+            features = self.attend(cast(AttentionBlock, layer), features, *around, num, recompute)
         return features, g
-
-    def attend_to_columns(
-        self, features: Tensor, geometry: LocalGeometry, columns: Columns, recompute: bool = True
-    ) -> Tensor:
-        """Features (N, C) with those of the points' columns, which may be those of the first n."""
-        num_points, dtype = len(columns.index), self.dtype
-        spacing = geometry.spacing[:num_points]
-        profile = self.profile(describe_profiles(columns, spacing).to(dtype))
-        g = self.column_position(describe_columns(columns, spacing).to(dtype))
-        rest = features[num_points:]
-        features = torch.cat([features[:num_points] + profile, rest])
-        for layer in self.column_layers:
-            block_layer = cast(AttentionBlock, layer)
-            attended = self.attend(
-                block_layer, features, g, columns.index, columns.missing, recompute
-            )
-            features = torch.cat([attended, rest])
-        return features
 
     def attend(
         self,
@@ -186,12 +169,18 @@ class PointEncoder(nn.Module):
         g: Tensor,
         index: Tensor,
         missing: Tensor,
+        num_points: int,
         recompute: bool = True,
     ) -> Tensor:
-        """Features (n, C) after a layer: the first n points attend to their neighbours.
+        """Features (n, C) of the first n points after a layer: they attend to their neighbours.
 
-        Shapes: features (N, C), encoded positions `g` (n, K, P), `index` and `missing` (n, K).
+        Shapes: features (N, C), encoded positions `g` (N, K, P), `index` and `missing` (N, K).
         """
+        # No operation where all points attend.
+        features_of, g, index = (
+            values if len(values) == num_points else values[:num_points]
+            for values in (features, g, index)
+        )
 
         def attend(block: Block, kv: Tensor, x: Tensor, g: Tensor) -> Tensor:
             x_NRC, g_NRKP = x.unsqueeze(1), g.unsqueeze(1)
@@ -199,10 +188,10 @@ class PointEncoder(nn.Module):
 
         return in_blocks(
             attend,
-            len(index),
+            num_points,
             points_per_block(features.device),
             gathered=[(layer.key_value(features), index)],
-            rows=[features if len(index) == len(features) else features[: len(index)], g],
+            rows=[features_of, g],
             parameters=layer.parameters(),
             recompute=recompute and not self.random,
         )
@@ -253,7 +242,10 @@ class PointEncoder(nn.Module):
 
         The features are detached: quotas do not change what other weights learn.
         """
-        logits = self.quota(self.quota_norm(points.features.detach())).float()[:, 0]
+        features = points.features.detach()
+        if geometry.needed:
+            geometry = geometry.rows(slice(len(features)))
+        logits = self.quota(self.quota_norm(features)).float()[:, 0]
         gaps = torch.stack([geometry.spacing[:, 0], nearest_gaps(geometry)], dim=1).log()
         return logits + (gaps * self.quota_powers).sum(1)
 

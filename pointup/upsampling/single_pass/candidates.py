@@ -215,6 +215,7 @@ def _run(
     )
     config = model.config
     geometry = local_geometry(pos, torch.tensor([0, len(pos)], device=device), squared, index)
+    geometry = replace(geometry, needed=near.needed)
     columns = drop = None
     if config.column_layers:
         columns = columns_of(pos, in_plane, config.column_stride)
@@ -311,6 +312,8 @@ class Neighborhood:
         places: (N,) int64, indices of the points in `Region.rows`.
         columns: (n, S) int64, the horizontally nearest points of the first n points, which are
             those that children attend to in columns; S is 0 for a model without column layers.
+        needed: of how many first points the features are needed, before the layers of the model and
+            after each.
     """
 
     pos: np.ndarray
@@ -319,6 +322,7 @@ class Neighborhood:
     slot_index: np.ndarray
     places: np.ndarray
     columns: np.ndarray
+    needed: tuple[int, ...]
 
 
 class _Neighborhoods:
@@ -366,12 +370,14 @@ def gather_neighborhood(
     k, of_model = config.k + 1, len(ranks) > 0
     num_of_core = int(ranks.max()) + 1 if of_model else 0
     found = _Neighborhoods(region, core, k, num_of_core, config.column_size if of_model else 0)
-    touched = found.of_core
+    touched, needed = found.of_core, []
     for _ in range(config.num_layers + 1 if of_model else 0):
         touched = found.step(touched)
+        needed.append(len(found.reached))
     if found.column_size:
         for _ in range(config.column_layers):
             found.step(found.find_columns()[:, :: config.column_stride])
+            needed.append(len(found.reached))
         # Points of columns that are reached last need only their position and that of theirs.
         found.find_columns()
         touched = found.nearest
@@ -393,7 +399,8 @@ def gather_neighborhood(
     # because single points far from all others must not move the centre away from these.
     pos = (positions - np.median(positions[: len(core)], axis=0)).astype(np.float32)
     slots = found.of_core[:, ranks]
-    return Neighborhood(pos, index, squared, place[slots], reached, place[found.columns])
+    places = place[slots], reached, place[found.columns]
+    return Neighborhood(pos, index, squared, *places, tuple(reversed(needed)))
 
 
 # Largest side of a group, in steps of the store's grid: about a thousand spacings, of which float32
