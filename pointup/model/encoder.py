@@ -158,8 +158,13 @@ class PointEncoder(nn.Module):
             steps[:0] = [
                 (layer, of_columns, columns.index, columns.missing) for layer in self.column_layers
             ]
-        for (layer, *around), num in zip(steps, left or [num_points] * len(steps), strict=True):
-            features = self.attend(cast(AttentionBlock, layer), features, *around, num, recompute)
+        for (layer, positions, index, missing), number in zip(
+            steps, left or [num_points] * len(steps), strict=True
+        ):
+            block_layer = cast(AttentionBlock, layer)
+            features = self.attend(
+                block_layer, features, positions, index, missing, number, recompute
+            )
         return features, g
 
     def attend(

@@ -80,7 +80,7 @@ def _move(output: PassOutput, block: int, moved: np.ndarray, there: np.ndarray) 
     measured = output.measured or output.store
     points = measured.frame.from_file(there)
     with output.files.load(block, "points") as saved:
-        arrays = {name: saved[name] for name in saved.files}
+        arrays = dict(saved)
     own = points if output.measured is None else output.store.frame.from_file(points)
     arrays["position"][moved] = own
     nearest = Region.around(measured, points).neighbors(points, 1)[0][:, 0]

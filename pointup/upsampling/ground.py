@@ -10,6 +10,7 @@ that results do not depend on tiles.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,11 +26,8 @@ _POINTS_PER_CELL = 4
 _FEW_BLOCKS = 8
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
-# Cells of a rectangle, above which it is divided into squares, one in memory at a time: about
-# 60 MB.
-_MOST_CELLS = 2**18
-# Side of such a square, in cells.
-_SQUARE = 256
+# Side of a square, in cells, and number of squares in memory: 10 MB each.
+_SQUARE, _SQUARES_KEPT = 128, 4
 # Cells of the largest size around a place on which its ground depends.
 _MARGIN = 7
 # A point is on the ground if its height above the plane is at most this many standard deviations of
@@ -38,20 +36,17 @@ _DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
 
 
 class Ground:
-    """The ground below a rectangle of a stored cloud; low and high (2,) are in its coordinates.
+    """The ground below a stored cloud, in its coordinates.
 
-    A few points far from a dense cloud, or wrong measurements above all of it, span a rectangle of
-    millions of cells. It is divided into squares, and only those with points in them are computed,
-    each time that they are asked for.
+    The survey is divided into squares. Only those with points that are asked for are computed; the
+    last few are kept. Wrong measurements far away would span a single raster of millions of cells.
     """
 
-    def __init__(self, measured: Store, low: np.ndarray, high: np.ndarray) -> None:
+    def __init__(self, measured: Store) -> None:
         self.side = cell_side(measured)
         self._measured = measured
-        num_cells = np.prod((high - low) / self.side + 2 * _COARSE[0] * _MARGIN)
-        self._whole = (
-            _Rectangle(measured, self.side, low, high) if num_cells <= _MOST_CELLS else None
-        )
+        self._low, self._high = measured.low[:, :2].min(axis=0), measured.high[:, :2].max(axis=0)
+        self._rectangle = functools.lru_cache(maxsize=_SQUARES_KEPT)(self._new_rectangle)
 
     def floor(self, points: np.ndarray) -> np.ndarray:
         """Lowest allowed height (Q,) of new points at (Q, 3).
@@ -66,9 +61,12 @@ class Ground:
             floor[rows] = rectangle.floor(points[rows])
         return floor
 
-    def returns(self, points: np.ndarray) -> np.ndarray:
-        """Row numbers in the store of ground returns in the rectangles of points (Q, 3)."""
-        return np.concatenate([rectangle.returns() for _, rectangle in self._rectangles(points)])
+    def are_returns(self, points: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Whether points (Q, 3) with these `numbers` (Q,) in the store are ground returns."""
+        found = np.empty(len(points), dtype=bool)
+        for rows, rectangle in self._rectangles(points):
+            found[rows] = np.isin(numbers[rows], rectangle.returns())
+        return found
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) are lower than all returns in the 3 x 3 cells around them."""
@@ -86,14 +84,19 @@ class Ground:
 
     def _rectangles(self, points: np.ndarray) -> Iterator[tuple[np.ndarray, _Rectangle]]:
         """Rectangles that contain points (Q, 3), each with the rows of its points."""
-        if self._whole:
-            yield np.arange(len(points)), self._whole
-            return
-        square = np.floor(points[:, :2] / (_SQUARE * self.side)).astype(np.int64)
-        _, number, size = np.unique(square, axis=0, return_inverse=True, return_counts=True)
-        for rows in np.split(np.argsort(number.ravel(), kind="stable"), size.cumsum()[:-1]):
-            xy = points[rows, :2]
-            yield rows, _Rectangle(self._measured, self.side, xy.min(axis=0), xy.max(axis=0))
+        xy = points[:, :2].clip(self._low, self._high)
+        x, y = np.floor(xy / (_SQUARE * self.side)).astype(np.int64).T
+        order = np.lexsort((y, x))
+        x, y = x[order], y[order]
+        first = np.flatnonzero(np.append(True, (np.diff(x) != 0) | (np.diff(y) != 0))[: len(x)])
+        for rows, of_square in zip(np.split(order, first[1:]), first.tolist(), strict=False):
+            yield rows, self._rectangle(int(x[of_square]), int(y[of_square]))
+
+    def _new_rectangle(self, x: int, y: int) -> _Rectangle:
+        """The rectangle that the survey covers of a square."""
+        low = _SQUARE * self.side * np.array([x, y])
+        high = np.minimum(low + _SQUARE * self.side, self._high)
+        return _Rectangle(self._measured, self.side, np.maximum(low, self._low), high)
 
 
 class _Rectangle:
@@ -119,7 +122,7 @@ class _Rectangle:
 
     def returns(self) -> np.ndarray:
         """Row numbers (G,) in the store of the ground returns: the lowest of cells."""
-        return np.sort(self._numbers[self._levels[0].from_ground])
+        return self._numbers[self._levels[0].from_ground]
 
     def floor(self, points: np.ndarray) -> np.ndarray:
         floor, known = self._levels[0].floor(points)

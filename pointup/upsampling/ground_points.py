@@ -82,6 +82,7 @@ class GroundReturns:
         if NUMBER_OF_RETURNS in (attributes.dtype.names or ()):
             has_several = bool((attributes[NUMBER_OF_RETURNS] > 1).any())
         self._has_several = has_several
+        self._ground = Ground(store)
 
     def save(self, block: int) -> None:
         """Find the ground returns of a block, and save them."""
@@ -95,8 +96,7 @@ class GroundReturns:
         if self.by_class:
             found = is_of_ground(rows)
         else:
-            ground = Ground(self.store, self.store.low[block, :2], self.store.high[block, :2])
-            found = np.isin(number, ground.returns(rows["position"]))
+            found = self._ground.are_returns(rows["position"], number)
         return rows[found], number[found]
 
     def of_block(self, block: int) -> np.ndarray:

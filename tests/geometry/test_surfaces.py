@@ -6,7 +6,7 @@ from scipy.spatial import cKDTree
 from scipy.stats import chisquare
 
 from pointup.errors import DataError, FileError
-from pointup.geometry.surfaces import Surface
+from pointup.geometry.surfaces import Surface, eigenvectors
 
 
 @pytest.fixture
@@ -163,3 +163,19 @@ def test_an_error_about_a_file_without_a_surface_names_it(tmp_path, content: byt
     path.write_bytes(content)
     with pytest.raises(FileError, match=r"surface\.npz: not a surface"):
         Surface.load(path)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 0), (1, 0, 0), (1, 1, 1e-7), (0, 0, 0)])
+def test_eigenvectors_are_those_of_numpy_up_to_rounding(shape: tuple[float, ...]) -> None:
+    rng = np.random.default_rng(0)
+    away = rng.normal(size=(300, 8, 3)) * shape
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    axes = [np.diag(np.roll([1.0, second, 0.0], n)) for n in range(3) for second in (0.0, 1.0)]
+    matrices = np.concatenate(
+        [turn @ (away.transpose(0, 2, 1) @ away) @ turn.T, [np.eye(3), *axes]]
+    )
+    frame, values = eigenvectors(matrices)
+    scale = np.abs(matrices).max(axis=(1, 2)).clip(min=1e-9)[:, None, None]
+    assert np.allclose(frame.transpose(0, 2, 1) @ frame, np.eye(3), atol=1e-12)
+    assert (np.abs(matrices @ frame - frame * values[:, None]) <= 1e-13 * scale).all()
+    assert (np.diff(values) >= 0).all()

@@ -170,7 +170,7 @@ def test_candidates_are_all_points_of_the_first_and_the_second_pass(
     first.take_second_pass(second)
 
     def of_blocks(made: UpsamplingPass) -> np.ndarray:
-        saved = [made._files.load(block, "points")["position"] for block in range(len(made))]
+        saved = [made.output.values(block, "position") for block in range(len(made))]
         return np.concatenate(saved) + (0.0 if made is first else finer.frame.origin)
 
     expected = np.concatenate([of_blocks(first), of_blocks(second)])

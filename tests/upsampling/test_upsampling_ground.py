@@ -16,11 +16,11 @@ from pointup.io.bounds import Bounds
 from pointup.io.cloud import PointCloud
 from pointup.model.hub import SHIPPED, WEIGHTS
 from pointup.upsampling.executor import SingleProcess
-from pointup.upsampling.ground import _MOST_CELLS, Ground, Raster, cell_side
+from pointup.upsampling.ground import _SQUARE, Ground, Raster, cell_side
 from pointup.upsampling.new_points import Summary
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.store.point_store import BLOCK_SIZE, Store, build_survey_store
+from pointup.upsampling.store.point_store import BLOCK_SIZE, build_survey_store
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -38,10 +38,6 @@ def forest(seed: int = 0, rough: float = 0.03) -> PointCloud:
     return PointCloud(points[order], {"classification": classes[order]})
 
 
-def ground_of(store: Store) -> Ground:
-    return Ground(store, store.low[:, :2].min(0), store.high[:, :2].max(0))
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("classified", [True, False])
 def test_no_ground_return_is_below_the_lowest_allowed_height(
@@ -50,7 +46,7 @@ def test_no_ground_return_is_below_the_lowest_allowed_height(
     cloud = forest(seed)
     store = make_store(cloud if classified else PointCloud(cloud.positions), block_size=256)
     points = store.read(0, len(store))["position"]
-    assert (points[:, 2] >= ground_of(store).floor(points) - 1e-9).all()
+    assert (points[:, 2] >= Ground(store).floor(points) - 1e-9).all()
 
 
 def test_the_lowest_allowed_height_follows_a_slope_within_its_noise(make_store: StoreMaker) -> None:
@@ -58,21 +54,10 @@ def test_the_lowest_allowed_height_follows_a_slope_within_its_noise(make_store: 
     rng = np.random.default_rng(1)
     x, y = rng.random((2, 500)) * 26 + 2
     there = np.stack([x - store.frame.origin[0], y - store.frame.origin[1], 0 * x], axis=1)
-    floor = ground_of(store).floor(there) + store.frame.origin[2]
+    floor = Ground(store).floor(there) + store.frame.origin[2]
     below = slope(x, y) - floor
     assert np.median(below) == pytest.approx(2 * 0.03, abs=0.05)
     assert below.max() < 0.25 and below.min() > -0.1
-
-
-def test_parts_of_a_cloud_have_the_ground_of_the_whole(make_store: StoreMaker) -> None:
-    store = make_store(forest(), block_size=128)
-    whole = ground_of(store)
-    for block in range(0, store.num_blocks, 5):
-        points = store.read_block(block)["position"]
-        part = Ground(store, points[:, :2].min(0), points[:, :2].max(0))
-        # Sums over cells run in another order.
-        assert np.allclose(part.floor(points), whole.floor(points), atol=1e-6)
-        assert np.array_equal(part.is_below_returns(points), whole.is_below_returns(points))
 
 
 def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells(
@@ -88,34 +73,37 @@ def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells
     monkeypatch.setattr("pointup.upsampling.ground.Raster", Counted)
     far = np.array([[150_000.0, 0, 5], [240_000, 90_000, 9]])
     store = make_store(PointCloud(np.concatenate([forest().positions, far])), block_size=256)
+    ground = Ground(store)
     for block in range(store.num_blocks):
         points = store.read_block(block)["position"]
-        ground = Ground(store, points[:, :2].min(0), points[:, :2].max(0))
         assert np.isfinite(ground.floor(points)).all()
         assert not ground.is_below_returns(points).any()
-    assert max(numbers) <= _MOST_CELLS
+    assert max(numbers) < 3 * _SQUARE**2
 
 
 @pytest.mark.parametrize("classified", [True, False])
-def test_a_wide_rectangle_has_the_ground_of_its_parts(
+def test_squares_have_the_ground_of_the_whole(
     classified: bool, make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = forest()
     store = make_store(cloud if classified else PointCloud(cloud.positions), block_size=256)
     there = store.read(0, len(store))["position"][::7]
     there = there - np.random.default_rng(0).random((len(there), 1)) * [0, 0, 1]
-    whole = ground_of(store)
-    monkeypatch.setattr("pointup.upsampling.ground._MOST_CELLS", 100)
+    points, numbers = store.read(0, len(store))["position"], np.arange(len(store))
+
+    def of(ground: Ground) -> list[np.ndarray]:
+        are_returns = ground.are_returns(points, numbers)
+        return [*ground.is_on_surface(there), ground.is_below_returns(there), are_returns]
+
+    whole = Ground(store)
+    floor, others = whole.floor(there), of(whole)
     monkeypatch.setattr("pointup.upsampling.ground._SQUARE", 8)
-    parts = ground_of(store)
+    parts = Ground(store)
     # Sums over cells run in another order.
-    assert np.allclose(parts.floor(there), whole.floor(there), atol=1e-6)
-    assert np.array_equal(parts.is_below_returns(there), whole.is_below_returns(there))
-    for of_parts, of_whole in zip(
-        parts.is_on_surface(there), whole.is_on_surface(there), strict=True
-    ):
+    assert np.allclose(parts.floor(there), floor, atol=1e-6)
+    for of_parts, of_whole in zip(of(parts), others, strict=True):
         assert np.array_equal(of_parts, of_whole)
-    assert len(list(parts._rectangles(there))) > 10
+    assert others[-1].any() and len(list(parts._rectangles(there))) > 10
 
 
 @pytest.mark.parametrize("far", ["a stray point", "another plot"])
@@ -134,7 +122,7 @@ def test_lowest_returns_are_those_of_the_cells_around(make_store: StoreMaker) ->
     store = make_store(PointCloud(forest().positions), block_size=256)
     points, side = store.read(0, len(store))["position"], cell_side(store)
     cells = np.floor(points[:, :2] / side)
-    ground, rows = ground_of(store), range(0, 3000, 97)
+    ground, rows = Ground(store), range(0, 3000, 97)
     lowest = np.array(
         [points[(np.abs(cells - cells[row]) <= 1).all(axis=1), 2].min() for row in rows]
     )
@@ -165,8 +153,8 @@ def test_below_a_dense_crown_or_a_roof_the_ground_is_that_around_it(
     there = 20 + 2 * (rng.random((200, 2)) - 0.5)
     height = slope(*there.T)
     at = np.column_stack([there, height]) - store.frame.origin
-    floor = ground_of(store).floor(at) + store.frame.origin[2]
-    assert ground_of(store).is_below_returns(at).all()
+    floor = Ground(store).floor(at) + store.frame.origin[2]
+    assert Ground(store).is_below_returns(at).all()
     assert (floor <= height + 0.05).all()
     assert (floor >= height - 0.4).all()
 
@@ -184,8 +172,8 @@ def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(
     there = 1 + 14 * rng.random((400, 2))
     there = there[np.abs(there - 10).max(axis=1) > 2.0]
     at = np.column_stack([there, 0 * there[:, 0]])
-    floor = ground_of(store).floor(at - store.frame.origin) + store.frame.origin[2]
-    expected = ground_of(without).floor(at - without.frame.origin) + without.frame.origin[2]
+    floor = Ground(store).floor(at - store.frame.origin) + store.frame.origin[2]
+    expected = Ground(without).floor(at - without.frame.origin) + without.frame.origin[2]
     assert np.allclose(floor, expected, atol=0.1)
 
 
@@ -193,7 +181,7 @@ def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(
 def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: StoreMaker) -> None:
     cloud, model = forest(), small_model(noise=0.3)
     store = make_store(cloud, block_size=BLOCK_SIZE)
-    ground = ground_of(store)
+    ground = Ground(store)
 
     def num_below(above_ground: bool) -> int:
         new = upsample(

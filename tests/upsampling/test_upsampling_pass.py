@@ -68,7 +68,8 @@ def test_blocks_are_relaxed_like_the_whole_cloud(
         for block in blocks:
             upsampling.thin(block)
     picked = [
-        upsampling._files.load(block, "picked")["position"] for block in range(len(upsampling))
+        upsampling._files.load(block, "picked").enter_result["position"]
+        for block in range(len(upsampling))
     ]
     for block in range(len(upsampling)):
         upsampling.relax_block(block)
@@ -122,9 +123,9 @@ def test_wrong_measurements_above_a_survey_do_not_have_all_of_it_around_them(
     monkeypatch.setattr(upsampling_pass, "BLOCK_SIZE", 50)
     numbers: list[int] = []
 
-    def relax(free: np.ndarray, fixed: np.ndarray, *options: object) -> np.ndarray:
+    def relax(free: np.ndarray, fixed: np.ndarray, *options: int) -> np.ndarray:
         numbers.append(len(fixed))
-        return free
+        return free[: options[-1]]
 
     monkeypatch.setattr(upsampling_pass, "relax", relax)
     xy = 100 * RNG.random((3000, 2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from pointup.errors import ConfigError
@@ -61,7 +63,7 @@ class Measured:
         """
         if not self._options.above_ground or not len(points):
             return np.zeros(len(points), dtype=bool)
-        return self._is_empty(self._ground(points), points + self._shift, distance, spacing)
+        return self._is_empty(points + self._shift, distance, spacing)
 
     def settle(
         self, region: Region, points: np.ndarray, instead: np.ndarray
@@ -85,16 +87,14 @@ class Measured:
             numbers = around.numbers(nearest[moved, 0])
             slack[moved] = self.reach.slack(numbers, gaps[moved, 0])
 
-        ground = None
-        if self._options.above_ground and len(points):
-            ground = self._ground(np.concatenate([points, instead]))
+        ground = self._ground if self._options.above_ground and len(points) else None
         rejected = slack < 0
         if self.max_distance is not None:
             rejected |= gaps[:, 0] > self.max_distance
         if ground:
             local_spacing = (slack + gaps[:, 0]) / self._reach_in_spacings
             there = points + self._shift
-            rejected |= self._is_empty(ground, there, gaps[:, 0], local_spacing)
+            rejected |= self._is_empty(there, gaps[:, 0], local_spacing)
         if rejected.any():
             move(np.flatnonzero(rejected), instead[rejected])
         too_far = slack < -ROUNDING * gaps[:, 0]
@@ -102,8 +102,6 @@ class Measured:
             # Where a denser place begins, a point of a later pass may be too far from its points.
             there = around.rows["position"][nearest[too_far, 0]] - self._shift
             move(np.flatnonzero(too_far), there)
-            if ground:
-                ground = self._ground(points)
         attributes = attributes_between(around.rows["attributes"], gaps, nearest)
         is_below = np.zeros(len(points), dtype=bool)
         if ground:
@@ -132,16 +130,16 @@ class Measured:
             kept &= distance > self._store.resolution / 2
         return kept
 
-    def _ground(self, points: np.ndarray) -> Ground:
-        """The ground below points (Q, 3), Q > 0."""
-        low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
-        return Ground(self._store, low + self._shift[:2], high + self._shift[:2])
+    @cached_property
+    def _ground(self) -> Ground:
+        """The ground in the coordinates of the measured store."""
+        return Ground(self._store)
 
     def _is_empty(
-        self, ground: Ground, points: np.ndarray, distance: np.ndarray, spacing: np.ndarray
+        self, points: np.ndarray, distance: np.ndarray, spacing: np.ndarray
     ) -> np.ndarray:
         """`is_empty` of points (Q, 3) in the coordinates of the measured store, Q > 0."""
-        is_empty: np.ndarray = points[:, 2] < ground.floor(points)
+        is_empty: np.ndarray = points[:, 2] < self._ground.floor(points)
         far = np.flatnonzero(~is_empty & (distance > NEAR * spacing))
         if len(far):
             points, distance, spacing = points[far], distance[far], spacing[far]

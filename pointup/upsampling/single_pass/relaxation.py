@@ -55,8 +55,10 @@ def relax(
     keeps_sheets: bool = True,
     most_residual: float = 0.0,
     volume_radius: float = 0.0,
+    num_wanted: int | None = None,
 ) -> np.ndarray:
-    """Positions (M, 3) float64 of the points `free` (M, 3) after relaxation.
+    """Positions (M, 3) float64 of the points `free` (M, 3) after relaxation; with `num_wanted` of
+    the first of them.
 
     Points `fixed` (F, 3) repel others and do not move. A point moves by less than the spacing of
     the points around it. Points on a plane stay on it. A point that coincides with all its
@@ -68,53 +70,62 @@ def relax(
     others within this radius, in spacings, and onto no surface.
     """
     if len(free) + len(fixed) < 4:
-        return free
+        return free[:num_wanted]
     start = np.concatenate([free, fixed])
     k = min(NUM_NEIGHBORS, len(start) - 1)
-    distance, index = (np.asarray(found) for found in cKDTree(start).query(start, k=k + 1))
+    tree = cKDTree(start, balanced_tree=False)
+    # In the order of the tree, neighbouring queries read the same leaves.
+    order = tree.indices
+    distance, index = np.empty((2, len(start), k + 1))
+    distance[order], index[order] = tree.query(start[order], k=k + 1)
     near = distance[:, 1 : _NUM_SPACING + 1].mean(axis=1)
-    distance, index = distance[: len(free)], index[: len(free)]
+    index = index[: len(free)].astype(np.int64)
     # The mean over all neighbours, so that a point with a single close neighbour moves away from
     # it.
     spacing = near[index[:, 1:]].mean(axis=1)
-    movable = (spacing > 0) & (distance[:, -1] > 0)
+    movable = np.flatnonzero((spacing > 0) & (distance[: len(free), -1] > 0))
+    distance, index, spacing = distance[movable], index[movable], spacing[movable]
     frame, mobility, outward = (
-        np.zeros((len(free), 3, 3)),
-        np.zeros((len(free), 3)),
-        np.zeros_like(free),
+        np.zeros((len(movable), 3, 3)),
+        np.zeros((len(movable), 3)),
+        np.zeros((len(movable), 3)),
     )
-    in_volume = np.zeros(len(free))
-    for rows in _parts(movable):
+    in_volume = np.zeros(len(movable))
+    for rows in _parts(len(movable)):
         around = start[index[rows]]
         frame[rows], variance = principal_axes(around, distance[rows])
         if volume_radius > 0:
             in_volume[rows] = _in_volume(variance)
         mobility[rows] = _mobility(variance, in_volume[rows])
-        outward[rows] = _outward(start[rows] - around[:, 1:].mean(axis=1), distance[rows, -1])
-    radius = spacing[: len(free)] * (1.0 + (volume_radius - 1.0) * in_volume)
-    most_move = _MAX_MOVE + (_MAX_MOVE_IN_VOLUME - _MAX_MOVE) * in_volume
+        off = around[:, 0] - around[:, 1:].mean(axis=1)
+        outward[rows] = _outward(off, distance[rows, -1])
+    radius = spacing * (1.0 + (volume_radius - 1.0) * in_volume)
+    most_move = (_MAX_MOVE + (_MAX_MOVE_IN_VOLUME - _MAX_MOVE) * in_volume) * spacing
     now = start.copy()
+    others = [np.ascontiguousarray(index[rows, 1:].T) for rows in _parts(len(movable))]
     for _ in range(num_steps):
-        before = now.copy()
-        for rows in _parts(movable):
-            away = before[rows, None] - before[index[rows, 1:]]
-            moved = before[rows] - start[rows]
+        before = np.ascontiguousarray(now.T)
+        for number, rows in enumerate(_parts(len(movable))):
+            here, own = movable[rows], others[number]
+            away = [of_axis[here] - of_axis.take(own) for of_axis in before]
             push = _along_axes(_push(away, radius[rows]), frame[rows], mobility[rows])
-            moved += _without_outward(push, outward[rows])
-            now[rows] = start[rows] + _limit_length(moved, most_move[rows] * spacing[rows])
-    for rows in _parts(movable):
-        around = (start[index[rows]] - now[rows, None]) @ frame[rows]
+            moved = now[here] - start[here] + _without_outward(push, outward[rows])
+            now[here] = start[here] + _limit_length(moved, most_move[rows])
+    wanted = len(free) if num_wanted is None else num_wanted
+    for rows in _parts(int(np.searchsorted(movable, wanted))):
+        here = movable[rows]
+        around = (start[index[rows]] - now[here, None]) @ frame[rows]
         height, residual = surface_height(around, 1.05 * distance[rows, -1])
         residual /= spacing[rows]
         if keeps_sheets:
             height *= _falling(residual, _GOOD_FIT, _NO_FIT)
         height *= 1.0 - in_volume[rows]
         most = _MAX_HEIGHT * spacing[rows]
-        now[rows] += height.clip(-most, most)[:, None] * frame[rows, :, 0]
+        now[here] += height.clip(-most, most)[:, None] * frame[rows, :, 0]
         if most_residual > 0:
             share = _falling(residual, _FREE * most_residual, most_residual)
-            now[rows] = start[rows] + share[:, None] * (now[rows] - start[rows])
-    return now[: len(free)]
+            now[here] = start[here] + share[:, None] * (now[here] - start[here])
+    return now[:wanted]
 
 
 def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
@@ -130,8 +141,9 @@ def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.
         return points
     weight = np.where(np.arange(len(around)) < len(free), 1.0, _WEIGHT_FIXED)
     distance, index = (np.asarray(found) for found in cKDTree(around).query(points, k=k))
-    now = points.copy()
-    for rows in _parts(distance[:, -1] > 0):
+    now, apart = points.copy(), np.flatnonzero(distance[:, -1] > 0)
+    for part in _parts(len(apart)):
+        rows = apart[part]
         near, reach = around[index[rows]], distance[rows, -1]
         frame, _ = principal_axes(near, distance[rows])
         height, _ = surface_height(
@@ -142,9 +154,8 @@ def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.
     return now
 
 
-def _parts(mask: np.ndarray) -> list[np.ndarray]:
-    rows = np.flatnonzero(mask)
-    return [rows[i : i + _ROWS] for i in range(0, len(rows), _ROWS)]
+def _parts(number: int) -> list[slice]:
+    return [slice(i, min(i + _ROWS, number)) for i in range(0, number, _ROWS)]
 
 
 def _falling(values: np.ndarray, start: float, stop: float) -> np.ndarray:
@@ -170,16 +181,18 @@ def _mobility(variance: np.ndarray, in_volume: np.ndarray) -> np.ndarray:
     return mobility
 
 
-def _push(away: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Steps (Q, 3) away from neighbours that are closer than the radius.
+def _push(away: list[np.ndarray], radius: np.ndarray) -> np.ndarray:
+    """Steps (Q, 3) away from neighbours that are closer than the radius (Q,).
 
-    away: (Q, K, 3) from the neighbours to the point.
+    away: x, y and z (K, Q) from the neighbours to the point. Sums over three adjacent values, or
+    over the neighbours of one point, would be slow.
     """
-    gap = np.sqrt(np.einsum("qki,qki->qk", away, away))
-    strength = (1.0 - gap / radius[:, None]).clip(min=0.0)
+    x, y, z = away
+    gap = np.sqrt(x * x + y * y + z * z)
+    strength = np.maximum(1.0 - gap / radius, 0.0)
     # A coincident neighbour has no direction.
-    strength /= np.maximum(gap, 1e-9 * radius[:, None])
-    return (_STEP * radius)[:, None] * np.einsum("qk,qki->qi", strength, away)
+    strength /= np.maximum(gap, 1e-9 * radius)
+    return np.stack([_STEP * radius * (strength * axis).sum(axis=0) for axis in away], axis=1)
 
 
 def _along_axes(push: np.ndarray, frame: np.ndarray, mobility: np.ndarray) -> np.ndarray:
@@ -235,10 +248,12 @@ def within_borders(
         return points
     tree, now = cKDTree(measured), points.copy()
     at_border = np.zeros(len(sources), dtype=bool)
-    for rows in _parts(np.ones(len(sources), dtype=bool)):
-        around, _, _ = _in_plane(tree, sources[rows], itself=True)
-        at_border[rows] = _widest_gap(around) > _GAP
-    for rows in _parts(at_border[parent]):
+    for part in _parts(len(sources)):
+        around, _, _ = _in_plane(tree, sources[part], itself=True)
+        at_border[part] = _widest_gap(around) > _GAP
+    near_border = np.flatnonzero(at_border[parent])
+    for part in _parts(len(near_border)):
+        rows = near_border[part]
         around, axes, is_flat = _in_plane(tree, points[rows], itself=False)
         beyond = np.flatnonzero(is_flat & (_widest_gap(around) > np.pi))
         now[rows[beyond]] += np.einsum("qij,qj->qi", axes[beyond], _to_hull(around[beyond]))

@@ -33,7 +33,8 @@ def first_radius(points: np.ndarray, scale: np.ndarray, num_within: int = NUM_WI
     """
     sample = slice(None, None, max(1, len(points) // _NUM_SAMPLED))
     rank = min(num_within + 1, len(points))
-    distance = np.asarray(cKDTree(points).query(points[sample], k=[rank])[0])[:, 0]
+    tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
+    distance = np.asarray(tree.query(points[sample], k=[rank])[0])[:, 0]
     # Duplicates are left out.
     apart = distance > 0
     return float(np.median((distance / scale[sample])[apart])) if apart.any() else 1.0
@@ -154,15 +155,15 @@ def _close_pairs(
     # One search for each class of scales: a single radius for all would give far too many pairs
     # where the points are dense.
     classes = np.floor(2 * np.log2(scale)).astype(np.int64)
-    found = []
+    axes, found = np.ascontiguousarray(points.T), []
     for number in np.unique(classes[index]).tolist():
         members = index[classes[index] >= number]
         reach = radius * 2 ** ((number + 1) / 2)
         tree = cKDTree(points[members], balanced_tree=False, compact_nodes=False)
-        first, second = members[tree.query_pairs(reach, output_type="ndarray")].T
-        in_class = np.minimum(classes[first], classes[second]) == number
-        first, second = first[in_class], second[in_class]
-        gap = np.linalg.norm(points[first] - points[second], axis=1)
+        pairs = np.ascontiguousarray(tree.query_pairs(reach, output_type="ndarray").T)
+        is_lowest = classes[members] == number
+        first, second = members[pairs[:, is_lowest[pairs[0]] | is_lowest[pairs[1]]]]
+        gap = np.sqrt(sum(np.square(axis[first] - axis[second]) for axis in axes))
         gap /= np.minimum(scale[first], scale[second])
         close = gap < radius
         found.append((first[close], second[close], gap[close]))

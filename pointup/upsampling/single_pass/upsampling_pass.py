@@ -185,8 +185,11 @@ class UpsamplingPass:
                 with self._files.load(other, "picked") as saved:
                     kept = saved["position"]
                 if len(kept) and len(points):
-                    gap = cKDTree(kept).query(points, distance_upper_bound=radius * scale.max())[0]
-                    distance = np.minimum(distance, gap / scale)
+                    reach = radius * scale.max()
+                    low, high = kept.min(axis=0) - reach, kept.max(axis=0) + reach
+                    near = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
+                    gap = cKDTree(kept).query(points[near], distance_upper_bound=reach)[0]
+                    distance[near] = np.minimum(distance[near], gap / scale[near])
         start = int(self.store.block_ptr[block])
         priority = shuffled(self.options.seed, start + parent, found.slot)
         picked = np.empty(0, dtype=np.int64)
@@ -214,7 +217,7 @@ class UpsamplingPass:
         """Relax the selected points of a block, and compute what `Measured.settle` returns of those
         that `Measured.is_kept` keeps."""
         with self._files.load(block, "picked") as saved:
-            picked = {name: saved[name] for name in saved.files}
+            picked = saved
         region = Region(self.store, block, block + 1)
         selected = picked["position"]
         what = "candidates" if self._second_pass else "picked"
@@ -228,7 +231,7 @@ class UpsamplingPass:
         else:
             config, points = self.model.config, np.concatenate([selected, free])
             limits = config.relaxation_residual, config.volume_relaxation
-            points = relax(points, fixed, self.num_steps, sheets, *limits)[: len(selected)]
+            points = relax(points, fixed, self.num_steps, sheets, *limits, len(selected))
         if sheets:
             core = region.rows["position"][region.places(block)]
             points = within_borders(points, picked["row"], core, sources)

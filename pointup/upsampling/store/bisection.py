@@ -7,11 +7,11 @@ on the cloud only, and not on tiles or processes; so do results that are compute
 
 from __future__ import annotations
 
-import threading
+import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -73,47 +73,29 @@ def split_boxes(
     return np.sort(np.concatenate([*whole, starts]))
 
 
-_parsing = threading.Lock()
-
-
-class _Arrays:
-    """The arrays of a file, which threads read one at a time: NumPy parses headers with `ast`, and
-    Python 3.11 then fails now and then ("AST constructor recursion depth mismatch")."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = np.load(path)
-        self.files: list[str] = self._file.files
-
-    def __enter__(self) -> _Arrays:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def __getitem__(self, name: str) -> Any:
-        with _parsing:
-            return self._file[name]
-
-
 @dataclass(frozen=True)
 class BlockFiles:
-    """Saves and loads named arrays of a block; `what` is the kind of file, such as "candidates"."""
+    """Saves and loads named arrays of a block; `what` is the kind of file, such as "candidates".
+
+    Files are pickled: of a file of NumPy's own, to parse the header of each small array takes
+    longer than to read all arrays.
+    """
 
     directory: Path
 
     def save(self, block: int, what: str, **arrays: np.ndarray) -> None:
         path = self._path(block, what)
-        with os_errors(path, "written"):
-            np.savez(path, **arrays)  # type: ignore[arg-type]
+        with os_errors(path, "written"), path.open("wb") as file:
+            pickle.dump(arrays, file, protocol=5)
 
-    def load(self, block: int, what: str) -> Any:
-        """The arrays of a block, for a `with` statement; an array is read when it is indexed."""
+    def load(self, block: int, what: str) -> nullcontext[dict[str, np.ndarray]]:
+        """The arrays of a block by name, for a `with` statement."""
         path = self._path(block, what)
-        with os_errors(path, "read"):
-            return _Arrays(path)
+        with os_errors(path, "read"), path.open("rb") as file:
+            return nullcontext(pickle.load(file))
 
     def delete(self, block: int, what: str) -> None:
         self._path(block, what).unlink()
 
     def _path(self, block: int, what: str) -> Path:
-        return self.directory / f"{what}_{block}.npz"
+        return self.directory / f"{what}_{block}.pickle"
