@@ -14,7 +14,8 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import default_config_file
 
-from pointup.errors import ConfigError, DataError
+from pointup.disk import read_json
+from pointup.errors import ConfigError, DataError, FileError
 from pointup.shipped import is_checkout, shipped_file, shipped_options
 
 if TYPE_CHECKING:
@@ -181,10 +182,9 @@ def _ratio_option(ratio: float | None, max_ratio: float) -> list[str]:
 def _description(data: Path) -> dict[str, Any]:
     """The content of pointup.json; empty without one."""
     try:
-        info = json.loads((data / "pointup.json").read_text())
-    except (OSError, ValueError):  # A finished run must not fail at its last line.
+        return read_json(data / "pointup.json")
+    except FileError:  # A finished run must not fail at its last line.
         return {}
-    return info if isinstance(info, dict) else {}
 
 
 def _surveys_of(data: Path) -> list[Path]:

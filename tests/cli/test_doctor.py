@@ -9,8 +9,8 @@ import psutil
 import pytest
 import torch
 
-from pointup.cli.doctor import machine
-from pointup.cli.doctor.machine import graded, ok, warn
+from pointup.cli.doctor import findings as machine
+from pointup.cli.doctor.findings import graded, ok, warn
 from pointup.errors import PointupError
 from pointup.geometry.kernels import trial
 

@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from pointup.cli.doctor.machine import Finding, ok, shared_memory_needed
-from pointup.cli.doctor.run_directory import data_findings, run_findings
+from pointup.cli.doctor.findings import (
+    Finding,
+    data_findings,
+    ok,
+    run_findings,
+    shared_memory_needed,
+)
 from pointup.cli.main import main
 from pointup.datasets.opening import open_together
 from pointup.datasets.pair import Pair

@@ -72,7 +72,8 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
 def test_the_steps_of_a_card_reach_to_the_evaluation_that_ended_the_run(
     run: Path, tmp_path: Path
 ) -> None:
-    record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}}}
+    record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}},
+              "is_kept": True}  # fmt: skip
     (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     folder = tmp_path / "hub"
     words = ["push", str(run), "me/wavy", "--license", "mit", "--max-pairs", "1"]

@@ -51,7 +51,9 @@ def make_run(path: Path, data: Path, learning_rate: float, shares: list[float]) 
     ]  # fmt: skip
     for number, share in enumerate(shares, 1):
         rows = {"model": {"chamfer": share * 0.5}, "midpoints": {"chamfer": 0.5}}
-        lines.append({"step": 10 * number, "share_of_midpoints": share, "validation": rows})
+        is_kept = share == min(shares[:number])
+        lines.append({"step": 10 * number, "share_of_midpoints": share, "validation": rows,
+                      "is_kept": is_kept})  # fmt: skip
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (path / "metrics.jsonl").write_text(text + '{"step": 41, "lo')
     (path / "plan.txt").write_text("device  cpu <1>\n")
@@ -133,7 +135,8 @@ def test_curves_are_named_by_their_runs_whatever_the_names(data: Path, tmp_path:
 
 def test_the_length_of_a_run_is_its_last_known_step(data: Path, tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", data, 0.02, [])
-    record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}}}
+    record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}},
+              "is_kept": True}  # fmt: skip
     lines = (path / "metrics.jsonl").read_text().splitlines()[:-1]
     (path / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(record)]) + "\n")
     run = read_run(path, "run")
@@ -256,7 +259,7 @@ def test_the_best_evaluation_is_that_of_the_saved_model(data: Path, tmp_path: Pa
     path = make_run(tmp_path / "run", data, 0.02, [0.9, 0.8])
     lines = (path / "metrics.jsonl").read_text().splitlines()[:-1]
     # The model failed on a cloud, so that it was not saved.
-    last = {**json.loads(lines[-1]), "step": 40, "share_of_midpoints": 0.2, "is_complete": False}
+    last = {**json.loads(lines[-1]), "step": 40, "share_of_midpoints": 0.2, "is_kept": False}
     (path / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(last)]) + "\n")
     run = read_run(path, "run")
     assert run.best and run.best["step"] == 20

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pointup.option_help import optional
 
 if TYPE_CHECKING:
-    from pointup.cli.doctor.machine import Finding
+    from pointup.cli.doctor.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,13 @@ class Doctor:
     def _findings(self) -> Iterator[Finding]:
         import torch
 
-        from pointup.cli.doctor.machine import device_findings, machine_findings
-        from pointup.cli.doctor.run_directory import data_findings, read_config, run_findings
+        from pointup.cli.doctor.findings import (
+            data_findings,
+            device_findings,
+            machine_findings,
+            read_config,
+            run_findings,
+        )
         from pointup.model.config import ModelConfig
         from pointup.training.config import DEFAULTS, TrainConfig
 

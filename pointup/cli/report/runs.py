@@ -45,13 +45,8 @@ class RunRecord:
     @cached_property
     def best(self) -> dict[str, Any] | None:
         """The evaluation of the saved model; None if no evaluation measured all clouds."""
-        # Runs of earlier versions have no "is_kept": there the lowest share was kept.
-        known = [e for e in self.evaluations if e.get("share_of_midpoints") is not None]
-        kept = [e for e in known if e.get("is_kept")]
-        if kept:
-            return kept[-1]
-        known = [e for e in known if e.get("is_complete", True) and "is_kept" not in e]
-        return min(known, key=lambda e: e["share_of_midpoints"]) if known else None
+        kept = [e for e in self.evaluations if e.get("is_kept")]
+        return kept[-1] if kept else None
 
     @property
     def last_step(self) -> int:
