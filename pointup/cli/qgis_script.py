@@ -55,7 +55,7 @@ class UpsamplePoints(QgsProcessingAlgorithm):
         file, folder = QgsProcessingParameterFile.File, QgsProcessingParameterFile.Folder
         number = QgsProcessingParameterNumber
         for parameter in (
-            QgsProcessingParameterFile("INPUT", "Point cloud", file, optional=True),
+            QgsProcessingParameterFile("INPUT", "Point cloud (also .vpc)", file, optional=True),
             QgsProcessingParameterFile("FOLDER", "Or a folder of tiles", folder, optional=True),
             QgsProcessingParameterString("MODEL", f"Model: {MODELS}", optional=True),
             number("RATIO", "Points out for each point in", number.Double, 4.0, minValue=1.0),
@@ -99,9 +99,11 @@ class UpsamplePoints(QgsProcessingAlgorithm):
             command += ["--classes", classes.replace(" ", "")]
         feedback.pushInfo(" ".join(command))
         run(command, feedback)
-        for path in sorted(output.rglob("*")):
-            if path.suffix.lower() in (".las", ".laz"):
-                load(path, context, feedback)
+        # QGIS 3.32 and newer show the list of the files as one layer.
+        if not any(load(path, context, feedback, "vpc") for path in output.glob("*.vpc")):
+            for path in sorted(output.rglob("*")):
+                if path.suffix.lower() in (".las", ".laz"):
+                    load(path, context, feedback, "pdal")
         return {"OUTPUT": str(output)}
 
 
@@ -144,12 +146,13 @@ def run(command, feedback):
         raise QgsProcessingException(last or f"pointup ended with status {status}")
 
 
-def load(path, context, feedback):
-    """Add a file to the map once the algorithm ends."""
-    layer = QgsPointCloudLayer(str(path), path.stem, "pdal")
+def load(path, context, feedback, provider):
+    """Add a file to the map once the algorithm ends; whether this QGIS can read it."""
+    layer = QgsPointCloudLayer(str(path), path.stem, provider)
     if not layer.isValid():
-        feedback.pushInfo(f"{path}: this QGIS reads no LAS files; it is not loaded")
-        return
+        feedback.pushInfo(f"{path}: this QGIS reads no {path.suffix} files; it is not loaded")
+        return False
     context.temporaryLayerStore().addMapLayer(layer)
     details = QgsProcessingContext.LayerDetails(path.stem, context.project(), path.stem)
     context.addLayerToLoadOnCompletion(layer.id(), details)
+    return True

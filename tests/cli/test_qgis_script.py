@@ -67,6 +67,36 @@ def test_cancel_ends_the_program(script: dict[str, Any], tmp_path: Path) -> None
     assert not late.exists()
 
 
+@pytest.mark.parametrize("readable", [(".vpc", ".laz"), (".laz",), ()])
+def test_the_list_of_the_files_is_loaded_or_each_file_where_qgis_cannot_read_it(
+    readable: tuple[str, ...],
+    script: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("out.vpc", "a.laz", "sub/b.laz", "note.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    loaded = []
+
+    def load(path: Path, *rest: object) -> bool:
+        if path.suffix in readable:
+            loaded.append(path.name)
+        return path.suffix in readable
+
+    algorithm: Any = next(
+        kind
+        for kind in script.values()
+        if isinstance(kind, type) and hasattr(kind, "processAlgorithm")
+    )
+    monkeypatch.setitem(algorithm.processAlgorithm.__globals__, "run", lambda *_: None)
+    monkeypatch.setitem(algorithm.processAlgorithm.__globals__, "load", load)
+    given = MagicMock()
+    given.parameterAsString = lambda _, name, __: str(tmp_path)
+    algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
+    assert loaded == (["out.vpc"] if ".vpc" in readable else ["a.laz", "b.laz"] if readable else [])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(QGIS is None, reason="no QGIS: apt-get install qgis")
 def test_qgis_upsamples_a_folder(tmp_path: Path) -> None:
