@@ -31,9 +31,6 @@ TILE_SIZE = 65_536
 MODEL_SHARE, THINNING_SHARE, RELAXATION_SHARE = 0.55, 0.2, 0.25
 """Approximate shares of the total time, for the progress bar."""
 
-# With an accelerator, the threads of the CPU only search neighbours.
-_MAX_HOST_THREADS = 8
-
 Item = TypeVar("Item")
 
 
@@ -189,7 +186,7 @@ def host_threads(device: torch.device, num_threads: int) -> int:
     if device.type == "cpu":
         return num_threads
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(_MAX_HOST_THREADS, num_cores() // processes))
+    return max(1, num_cores() // processes)
 
 
 class _TorchSettings:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from pointup.training.faults.available_memory import (
 )
 from pointup.training.faults.token_budget import (
     heaviest_batches,
+    knee,
     largest_that_fits,
     settle_token_budget,
 )
@@ -205,6 +208,61 @@ def test_the_budget_fits_into_the_memory_is_stored_and_not_searched_again(
     assert json.loads((tmp_path / "config.json").read_text()) == {"found_token_budget": found}
     limited(8e7)
     assert settle(dataset, accelerator, tmp_path) == (found, [])
+
+
+@pytest.mark.parametrize(
+    ("speed", "largest", "expected"),
+    [
+        (lambda tokens: min(tokens, 160_000), 6_000_000, 160_000),  # busy from there on
+        (lambda tokens: tokens / (tokens + 50_000), 6_000_000, 320_000),
+        (lambda tokens: tokens, 70_000, 70_000),  # the memory ends before
+        (lambda tokens: 1.0, 6_000_000, 5_000),
+        (lambda tokens: 0.0 if tokens > 40_000 else tokens, 6_000_000, 40_000),  # out of memory
+    ],
+)
+def test_the_budget_is_doubled_while_tokens_are_processed_faster(
+    speed: Callable[[int], float], largest: int, expected: int
+) -> None:
+    assert knee(speed, 5_000, largest) == expected
+
+
+def test_an_accelerator_gets_the_knee_not_all_that_fits(
+    dataset: PairDataset, accelerator: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(device=torch.device("cuda"), num_processes=1, is_main_process=True)
+    monkeypatch.setattr(budget, "_fits_everywhere", lambda *_: (10**6, 0))
+    monkeypatch.setattr(budget, "_least", lambda number, _: number)
+    busy = 2 * int(dataset.full_sizes.max())
+    monkeypatch.setattr(budget.Probe, "tokens_per_second", lambda _, tokens: min(tokens, busy))
+    assert settle(dataset, gpu, tmp_path)[0] == busy  # type: ignore[arg-type]
+
+
+def test_few_steps_of_an_epoch_are_told(
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    tmp_path: Path,
+    limited: Callable[[float], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limited(2.4e8)
+    found, _ = settle(dataset, accelerator, tmp_path)
+    steps = -(-int(dataset.full_sizes.sum()) // found)
+    assert f"a token budget of {found:,} leaves about {steps} steps in an epoch" in caplog.text
+
+
+def test_the_speed_of_a_budget_is_that_of_its_heaviest_batch(dataset: PairDataset) -> None:
+    tried = []
+
+    def propagate(batch: Batch) -> Tensor:
+        tried.append(num_tokens(batch))
+        time.sleep(0.01 if len(tried) == 2 else 0.02)
+        return torch.zeros(())
+
+    config = TrainConfig(token_budget="auto")
+    probe = budget.Probe(config, dataset, torch.device("cpu"), propagate, lambda: None)
+    speed = probe.tokens_per_second(1000)
+    assert tried[0] <= 1000 and tried == 3 * tried[:1]
+    assert tried[0] / 0.02 < speed <= tried[0] / 0.01
 
 
 def grown(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.datasets.batch import collate
+from pointup.datasets.batch import collate, num_tokens
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
@@ -43,6 +44,10 @@ SMALLEST_PROBE = 4096
 SURE_TO_FIT = 0.98
 """Share of the largest cloud that must have been tried, because the search may end slightly below
 its goal."""
+WORTH = 1.1
+"""On an accelerator the budget is doubled while it processes tokens this many times as fast."""
+FEW_STEPS = 20
+"""With fewer steps in an epoch, the log says so."""
 EVENTS_BEFORE_LOWERING = 3
 """Out-of-memory errors on all processes after which the budget is lowered for all processes."""
 LOWERED_TO = 0.8
@@ -58,10 +63,11 @@ def settle_token_budget(
     """The token budget of a run, the same on every process; every process must call this.
 
     A given number is used as it is. By default it is that of `config.defaults`, or the size of
-    the largest pair of `dataset` if that is more. "auto" is the largest budget
-    that fits on every process; it is measured once per run and stored in `config.json`, from which
-    a continued run reads it. `propagate` runs forward and backward on a batch, `drop_gradients`
-    clears the gradients. Raises TrainingError if the largest cloud alone doesn't fit into memory.
+    the largest pair of `dataset` if that is more. "auto" is the largest budget that fits on every
+    process or, on an accelerator, the `knee` of its speed; it is measured once per run and stored
+    in `config.json`, from which a continued run reads it. `propagate` runs forward and backward on
+    a batch, `drop_gradients` clears the gradients. Raises TrainingError if the largest cloud alone
+    doesn't fit into memory.
     """
     if isinstance(config.token_budget, int):
         return config.token_budget
@@ -86,8 +92,18 @@ def settle_token_budget(
             "a process may use here; start fewer processes, or give a smaller --token-budget and "
             "--crop"
         )
+    if accelerator.device.type != "cpu":
+        found = _least(knee(probe.tokens_per_second, smallest, found), accelerator)
     if accelerator.is_main_process:
         write_config(path, {**stored, "found_token_budget": found})
+        steps = -(-int(sizes.sum()) // (slots * found))
+        if steps < FEW_STEPS:
+            logger.warning(
+                "a token budget of %s leaves about %d steps in an epoch: give a smaller "
+                "--token-budget, or a higher --learning-rate",
+                f"{found:,}",
+                steps,
+            )
     return found
 
 
@@ -124,8 +140,25 @@ def _fits_everywhere(
         pass
     found = largest_that_fits(probe.peak_bytes, before.bytes, smallest, largest, limit)
     # With 0 from one process, all processes end instead of waiting for it.
-    found_on_all = accelerator.gather(torch.tensor([found], device=accelerator.device))
-    return int(found_on_all.min()), limit
+    return _least(found, accelerator), limit
+
+
+def _least(number: int, accelerator: Accelerator) -> int:
+    """The smallest of the numbers of all processes."""
+    return int(accelerator.gather(torch.tensor([number], device=accelerator.device)).min())
+
+
+def knee(tokens_per_second: Callable[[int], float], smallest: int, largest: int) -> int:
+    """The budget from `smallest` to `largest` beyond which twice as many tokens are processed less
+    than `WORTH` times as fast: more would leave fewer steps in an epoch for nothing."""
+    budget, speed = smallest, tokens_per_second(smallest)
+    while budget < largest:
+        larger = min(2 * budget, largest)
+        faster = tokens_per_second(larger)
+        if faster < WORTH * speed:
+            break
+        budget, speed = larger, faster
+    return budget
 
 
 @dataclass
@@ -161,6 +194,27 @@ class Probe:
             most = max(most, peak.bytes)
         logger.debug("token budget %d takes %s", token_budget, in_bytes(most))
         return most
+
+    def tokens_per_second(self, token_budget: int) -> float:
+        """Speed of the first of these batches: the best of three; 0 if memory ran out."""
+        self.dataset.max_tokens = token_budget if self.config.crop else None
+        clouds = heaviest_batches(self.dataset, self.config, token_budget)[0]
+        batch = collate([self.dataset[index] for index in clouds])
+        shortest = math.inf
+        for _ in range(3):
+            start = self._now()
+            losses = attempt(self.propagate, batch)
+            self.drop_gradients()
+            if losses is None:
+                return 0.0
+            shortest = min(shortest, self._now() - start)
+        return num_tokens(batch) / shortest
+
+    def _now(self) -> float:
+        """Seconds of a clock, after all work of the device has finished."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return time.perf_counter()
 
 
 def heaviest_batches(
