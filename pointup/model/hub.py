@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -192,15 +193,18 @@ def stored_class(model: str, network: object) -> type[StoredModel]:
     for a module in the directory of the model, whose code came with the weights."""
     module = str(network).partition(":")[0]
     with suppress(ImportError, ValueError):
-        found = find_spec(module.partition(".")[0])
-        if found and found.origin and Path(model).resolve() in Path(found.origin).resolve().parents:
-            raise ModelError(
-                f"{model}: its network {network} lies beside its weights, and is not run from "
-                "there; if you trust it, move it to another folder on PYTHONPATH"
-            )
-    found_class = class_of_network(str(network))
-    logger.info("%s: its network is %s", model, network)
-    return found_class
+        if found := find_spec(module.partition(".")[0]):
+            places = [found.origin or "", *(found.submodule_search_locations or ())]
+            folders = {each for place in places for each in (Path(place), *Path(place).parents)}
+            if Path(model).resolve() in map(Path.resolve, folders):
+                raise ModelError(
+                    f"{model}: its network {network} lies beside its weights, and is not run from "
+                    "there; if you trust it, move it to another folder on PYTHONPATH"
+                )
+    network_class = class_of_network(str(network))
+    file = getattr(sys.modules[network_class.__module__], "__file__", None)
+    logger.warning("%s: its network is %s of %s", model, network, file)
+    return network_class
 
 
 def class_of_network(network: str) -> type[StoredModel]:

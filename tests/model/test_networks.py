@@ -123,16 +123,21 @@ def test_a_model_loads_where_its_class_can_be_imported(module: Path, tmp_path: P
         Upsampler.from_pretrained(tmp_path / "model")
 
 
+@pytest.mark.parametrize("name", ["point_transformer", "model.point_transformer"])
 def test_code_that_came_with_the_weights_is_not_run(
-    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moving_network(module).save_pretrained(tmp_path / "model")
+    folder = tmp_path / "model"
+    moving_network(module).save_pretrained(folder)
     del sys.modules["point_transformer"]
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace("point_transformer", name))
     code = f"open({str(tmp_path / 'ran')!r}, 'w')"
-    (tmp_path / "model" / "point_transformer.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path / "model")
+    (folder / "point_transformer.py").write_text(code)
+    # As a module of the folder itself, and as one of a package of that name.
+    monkeypatch.syspath_prepend(tmp_path if "." in name else folder)
     with pytest.raises(ModelError, match="lies beside its weights"):
-        Upsampler.from_pretrained(tmp_path / "model")
+        Upsampler.from_pretrained(folder)
     assert not (tmp_path / "ran").exists()
 
 
