@@ -291,17 +291,15 @@ def worst_to_best(scores: Sequence[float]) -> dict[str, int]:
     return {"worst": order[0], "median": order[len(order) // 2], "best": order[-1]}
 
 
-def clouds_to_show(
-    batch: Batch, ratio: Tensor, upsampler: Upsampler | None, vertical: bool, as_written: bool
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Source, midpoint baseline and output of a batch of one pair by row, and the target.
-
-    ratio: (1,) of the model and the baseline. `as_written`: the output is that of `pointup
-    upsample`, else that of the network.
-    """
+def made_clouds(
+    batch: Batch,
+    ratio: Tensor,
+    upsampler: Upsampler | None,
+    vertical: Sequence[bool],
+    as_written: bool,
+) -> Clouds:
+    """`clouds_of_pairs`; with `as_written` the model's are the output of `pointup upsample`."""
     clouds = clouds_of_pairs(batch, ratio, None if as_written else upsampler)
     if upsampler is not None and as_written:
-        clouds["model"] = upsampled_pairs(batch, ratio, upsampler, [vertical])
-    clouds.pop("resampled", None)
-    shown = {row: pos.detach().cpu().double().numpy() for row, (pos, _) in clouds.items()}
-    return shown, batch.target.cpu().double().numpy()
+        clouds["model"] = upsampled_pairs(batch, ratio, upsampler, vertical)
+    return clouds

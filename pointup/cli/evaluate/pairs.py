@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 from pointup.cli.evaluate import EvaluatedPairs
 from pointup.cli.evaluate.output import (
@@ -21,7 +22,7 @@ from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.datasets.samples import usable_samples
 from pointup.errors import ConfigError, DataError
-from pointup.evaluation.cloud_metrics import ROWS, Figures, Metric, clouds_of_pairs, mean_rows
+from pointup.evaluation.cloud_metrics import ROWS, Figures, Metric, mean_rows
 from pointup.evaluation.lidar_metrics import (
     Scale,
     beside_baselines,
@@ -32,10 +33,9 @@ from pointup.evaluation.lidar_metrics import (
 from pointup.evaluation.pairs import (
     ShownPair,
     baselines_of_pairs,
-    clouds_to_show,
     figures_of_pairs,
+    made_clouds,
     pair_metrics,
-    upsampled_pairs,
     worst_to_best,
 )
 from pointup.evaluation.report import EvaluationReport
@@ -96,10 +96,7 @@ def evaluate(options: EvaluatedPairs) -> int:
         surfaces = [Surface.load(file) if file else None for file in files]
         vertical = [samples.is_vertical(i) for i in indices]
         ratio = training_ratio(batch, options.ratio, options.max_ratio)
-        network = None if options.as_written else upsampler
-        clouds = clouds_of_pairs(batch, ratio, network)
-        if upsampler is not None and options.as_written:
-            clouds["model"] = upsampled_pairs(batch, ratio, upsampler, vertical)
+        clouds = made_clouds(batch, ratio, upsampler, vertical, options.as_written)
         baselines, noise = baselines_of_pairs(batch, ratio, options.seed)
         found = figures_of_pairs(batch, clouds | baselines, surfaces, vertical, unit)
         for rows, shares in zip(found, noise, strict=True):
@@ -219,13 +216,13 @@ def show(
         batch = batch.to(next(upsampler.parameters()).device) if upsampler else batch
         vertical = pairs.samples.is_vertical(index)
         ratio = training_ratio(batch, options.ratio, options.max_ratio)
-        clouds, target = clouds_to_show(batch, ratio, upsampler, vertical, options.as_written)
+        made = made_clouds(batch, ratio, upsampler, [vertical], options.as_written)
         share = f", {scores[number]:.1%} of the midpoint baseline's" if upsampler else ""
         shown.append(
             ShownPair(
                 f"{place}: {pair.name}",
-                clouds,
-                target,
+                {row: points_of(cloud) for row, (cloud, _) in made.items() if row != "resampled"},
+                points_of(batch.target),
                 vertical,
                 name,
                 note=f"Chamfer distance {values[number]:.4g} {unit.name}{share}",
@@ -237,6 +234,10 @@ def show(
             )
         )
     write_shown(shown, ", ".join(each.name for each in shown), options.picture, options.view)
+
+
+def points_of(cloud: Tensor) -> np.ndarray:
+    return cloud.detach().cpu().double().numpy()
 
 
 def share_of_midpoints(rows: Mapping[str, Figures]) -> float:
