@@ -12,6 +12,7 @@ from scipy.spatial import ConvexHull, cKDTree
 from pointup import upsample
 from pointup.upsampling.single_pass.relaxation import (
     NUM_NEIGHBORS,
+    onto_facets,
     onto_surface,
     relax,
     within_borders,
@@ -319,3 +320,58 @@ def test_new_points_of_a_flat_square_lie_on_it() -> None:
     beyond = np.maximum(-new, new - 1)[:, :2].max()
     assert beyond < 1e-6
     assert np.abs(new[:, 2]).max() < 1e-3
+
+
+def facet(along: np.ndarray, across: np.ndarray, seed: int) -> np.ndarray:
+    """Points (256, 3) of a facet that begins at the origin, about 0.1 apart."""
+    rng = np.random.default_rng(seed)
+    grid = np.stack(np.meshgrid(np.arange(16), np.arange(16)), axis=-1).reshape(-1, 2)
+    return (0.1 * (grid + rng.uniform(0.2, 0.8, grid.shape))) @ np.stack([along, across])
+
+
+def on_facets(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """`onto_facets` of children of their nearest measured points."""
+    return onto_facets(points, cKDTree(measured).query(points)[1], measured, measured)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0.8, 2.2) | st.floats(4.1, 5.5))
+def test_points_near_the_edge_of_two_facets_move_onto_them_and_not_beyond(
+    seed: int, angle: float
+) -> None:
+    turn, along = rotation(seed), np.array([1.0, 0.0, 0.0])
+    other = np.array([0.0, np.cos(angle), np.sin(angle)])
+    facets = [facet(along, np.array([0.0, 1.0, 0.0]), seed), facet(along, other, seed + 1)]
+    measured = np.concatenate(facets)
+    rng = np.random.default_rng(seed)
+    middle = measured[(measured[:, 0] > 0.4) & (measured[:, 0] < 1.2)]
+    near = middle[np.linalg.norm(middle[:, 1:], axis=1) < 0.1]
+    points = near + rng.uniform(-0.03, 0.03, near.shape)
+    moved = on_facets(points @ turn.T, measured @ turn.T) @ turn
+    # Across the edge: the distance to each of the two rays.
+    off = []
+    for ray in (np.array([1.0, 0.0]), other[1:]):
+        reach = (moved[:, 1:] @ ray).clip(min=0.0)
+        off.append(np.linalg.norm(moved[:, 1:] - reach[:, None] * ray, axis=1))
+    assert np.minimum(*off).max() < 1e-6
+    assert np.linalg.norm(moved - points, axis=1).max() < 0.1
+
+
+def test_points_near_the_corner_of_a_cube_stay_within_it() -> None:
+    axes = np.eye(3)
+    measured = np.concatenate([facet(axes[i], axes[i - 1], i) for i in range(3)])
+    points = measured[np.sort(measured, axis=1)[:, 1] < 0.1]
+    points = points[points.max(axis=1) < 1.0]
+    points = points + np.random.default_rng(0).uniform(-0.05, 0.02, points.shape)
+    moved = on_facets(points, measured)
+    assert points.min() < -0.02
+    assert moved.min() > -1e-9 and moved.min(axis=1).max() < 1e-9
+
+
+def test_points_of_curved_and_of_noisy_surfaces_are_on_no_facets() -> None:
+    sphere = ball(2000)
+    noisy = np.concatenate([facet(*np.eye(3)[:2], 0), facet(*np.eye(3)[1:], 1)])
+    noisy += np.random.default_rng(0).normal(0, 0.01, noisy.shape)
+    for measured in (sphere, noisy):
+        points = measured[:300] + 0.01
+        assert np.array_equal(on_facets(points, measured), points)

@@ -294,3 +294,101 @@ def _to_hull(around: np.ndarray) -> np.ndarray:
     nearest = np.einsum("qei,qei->qe", there, there).argmin(axis=1)
     step: np.ndarray = there[np.arange(len(there)), nearest]
     return step
+
+
+# Number of the nearest points that a plane is fitted to, among which planes are looked for, and
+# which have to lie on them.
+_NUM_OF_PLANE, _NUM_AROUND, _NUM_ON_FACETS = 8, 32, 8
+_MOST_FACETS = 3
+# Steps from neighbour to neighbour in which an edge is reached from the points of a facet.
+_STEPS_TO_FACET = 2
+# Distance from a plane, in spacings, up to which a point lies on it.
+_ON_PLANE = 0.02
+# Cosine of the angle from which on two planes are one.
+_PARALLEL = 0.97
+
+
+def onto_facets(
+    points: np.ndarray, parent: np.ndarray, sources: np.ndarray, measured: np.ndarray
+) -> np.ndarray:
+    """Positions (M, 3) of points (M, 3), of which those where flat facets meet are moved onto them.
+
+    That is where the nearest points of `measured` (F, 3) lie on two or three planes, each of which
+    is fitted to points of one facet. A point moves onto the nearest plane. If it is then beyond
+    another plane, on whose one side all points of its facet lie, it moves within its own plane to
+    the line where both meet. `parent` (M,) and `sources` (P, 3) are those of `within_borders`.
+    """
+    if len(measured) < _NUM_AROUND or not len(points):
+        return points
+    tree, now = cKDTree(measured), points.copy()
+    distance, index = (np.asarray(found) for found in tree.query(measured, k=_NUM_OF_PLANE + 1))
+    frame, variance = principal_axes(measured[index], distance)
+    normals, spacing = frame[:, :, 0], distance[:, 1:].mean(axis=1)
+    is_flat = variance[:, 0] < 0.1 * _FLAT * variance.sum(axis=1)
+    near_facet = is_flat
+    for _ in range(_STEPS_TO_FACET):
+        near_facet = near_facet[index].any(axis=1)
+    at_edge = near_facet & ~is_flat[index].all(axis=1)
+    if not at_edge.any():
+        return points
+    at_edge = at_edge[np.asarray(tree.query(sources)[1])]
+    for rows in _parts(at_edge[parent]):
+        index = np.asarray(tree.query(points[rows], k=_NUM_AROUND)[1])
+        around = measured[index] - points[rows, None]
+        width = spacing[index[:, :4]].mean(axis=1)
+        facets = _facets(around, normals[index], is_flat[index], _ON_PLANE * width)
+        step = _to_facets(around, *facets, _ON_PLANE * width)
+        moves = facets[-1] & (np.linalg.norm(step, axis=1) < width)
+        now[rows[moves]] += step[moves]
+    return now
+
+
+def _facets(
+    around: np.ndarray, normals: np.ndarray, is_flat: np.ndarray, tolerance: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Planes through points (Q, K, 3) with `normals`, where they are flat: normals (Q, 3, 3) and
+    heights (Q, 3) above the origin, inf without a plane; which points lie on each (Q, 3, K); and
+    whether two or more planes hold the nearest points (Q,)."""
+    query, left = np.arange(len(around)), np.ones(is_flat.shape, dtype=bool)
+    planes, heights, on = [], [], []
+    for _ in range(_MOST_FACETS):
+        is_seed = is_flat & left
+        seed = is_seed.argmax(axis=1)
+        plane = normals[query, seed]
+        along = np.einsum("qki,qi->qk", around, plane)
+        height = np.where(is_seed.any(axis=1), along[query, seed], np.inf)
+        on.append(np.abs(along - height[:, None]) < tolerance[:, None])
+        left &= ~on[-1]
+        planes.append(plane)
+        heights.append(height)
+    several = np.isfinite(heights[1]) & ~left[:, :_NUM_ON_FACETS].any(axis=1)
+    return np.stack(planes, axis=1), np.stack(heights, axis=1), np.stack(on, axis=1), several
+
+
+def _to_facets(
+    around: np.ndarray,
+    planes: np.ndarray,
+    heights: np.ndarray,
+    on: np.ndarray,
+    several: np.ndarray,
+    tolerance: np.ndarray,
+) -> np.ndarray:
+    """Steps (Q, 3) from the origin to the nearest facet and to its border with others."""
+    query, own = np.arange(len(around)), np.abs(heights).argmin(axis=1)
+    plane = planes[query, own]
+    step = np.where(several, heights[query, own], 0.0)[:, None] * plane
+    # At a corner the way to one border may lead beyond another.
+    for other in [*range(_MOST_FACETS)] * 2:
+        normal, height = planes[:, other], np.where(several, heights[:, other], np.inf)
+        # Points of the own facet, above the other plane.
+        above = np.einsum("qki,qi->qk", around, normal) - height[:, None]
+        only_own = on[query, own] & ~on[:, other]
+        highest = np.where(only_own, above, -np.inf).max(axis=1)
+        lowest = np.where(only_own, above, np.inf).min(axis=1)
+        side = np.where(lowest > -tolerance, 1.0, np.where(highest < tolerance, -1.0, 0.0))
+        cosine = np.einsum("qi,qi->q", plane, normal)
+        beyond = np.einsum("qi,qi->q", step, normal) - height
+        crosses = only_own.any(axis=1) & (side * beyond < 0) & (np.abs(cosine) < _PARALLEL)
+        within = (normal - cosine[:, None] * plane) / np.maximum(1 - cosine**2, 1e-6)[:, None]
+        step -= np.where(crosses, beyond, 0.0)[:, None] * within
+    return step

@@ -24,7 +24,12 @@ from pointup.upsampling.single_pass.candidates import Candidates, make_candidate
 from pointup.upsampling.single_pass.measured import Measured
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.quotas import TargetCounts
-from pointup.upsampling.single_pass.relaxation import onto_surface, relax, within_borders
+from pointup.upsampling.single_pass.relaxation import (
+    onto_facets,
+    onto_surface,
+    relax,
+    within_borders,
+)
 from pointup.upsampling.single_pass.selection import (
     NUM_WITHIN,
     OversampledCandidates,
@@ -235,6 +240,7 @@ class UpsamplingPass:
         if sheets:
             core = region.rows["position"][region.places(block)]
             points = within_borders(points, picked["row"], core, sources)
+            points = onto_facets(points, picked["row"], core, sources)
         new = picked | self._measured.settle(region, points, selected)
         kept = self._measured.is_kept(new["position"], new["distance"])
         of_rows = {"target_count": new.pop("target_count")}
