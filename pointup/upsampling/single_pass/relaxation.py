@@ -332,7 +332,9 @@ def onto_facets(
     if not at_edge.any():
         return points
     at_edge = at_edge[np.asarray(tree.query(sources)[1])]
-    for rows in _parts(at_edge[parent]):
+    near_edge = np.flatnonzero(at_edge[parent])
+    for part in _parts(len(near_edge)):
+        rows = near_edge[part]
         index = np.asarray(tree.query(points[rows], k=_NUM_AROUND)[1])
         around = measured[index] - points[rows, None]
         width = spacing[index[:, :4]].mean(axis=1)
