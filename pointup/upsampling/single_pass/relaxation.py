@@ -317,7 +317,8 @@ def onto_facets(
     is fitted to points of one facet. A point moves onto the nearest plane. If it is then beyond
     another plane, on whose one side all points of its facet lie, it moves within its own plane to
     the line where both meet. At edges sharper than about 60 degrees some points stay as they are:
-    planes fitted there mix both facets. `parent` (M,) and `sources` (P, 3) are those of `within_borders`.
+    planes fitted there mix both facets. `parent` (M,) and `sources` (P, 3) are those of
+    `within_borders`.
     """
     if len(measured) < _NUM_AROUND or not len(points):
         return points
