@@ -22,6 +22,7 @@ from torch_geometric.data import Batch
 from pointup.cli.next_commands import commands_after_training
 from pointup.datasets.batch import move
 from pointup.model.upsampler import Upsampler
+from pointup.training.calibration import calibrate_kept_model
 from pointup.training.config import TrainConfig, parse_command_line
 from pointup.training.datasets import open_training_data
 from pointup.training.distributed.accelerator import checked_launch, seed_micro_batch
@@ -156,6 +157,9 @@ def train_model(
 
         if is_stopped or (progress.finished and not config.quick):
             monitor.print(schedule.end_of_run(progress, is_stopped))
+            if not is_stopped and accelerator.is_main_process:
+                device, enter_phase = accelerator.device, watchdog.enter_phase
+                monitor.print(calibrate_kept_model(data, config, device, enter_phase))
             for command in [] if is_stopped else commands_after_training(config):
                 monitor.print(f"next: {command}")
     progress.check_trained()

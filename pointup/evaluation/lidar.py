@@ -300,6 +300,7 @@ def upsampled_surveys(
     upsampler: Upsampler | None = None,
     seed: int = 0,
     ground_density: float | None = None,
+    made: dict[str, PointCloud] | None = None,
 ) -> dict[str, np.ndarray]:
     """The surveys (M, 3) float64 that methods make of a source, by the names of the methods.
 
@@ -307,13 +308,17 @@ def upsampled_surveys(
     midpoints are what `pointup upsample` writes with the ratio or, if one is given, the target
     density in points per square unit; the midpoints without the points that continue the ground
     below crowns (`ground_density`). The other baselines have as many points as the model, without
-    a model as the midpoints. Raises DataError, which names the file, for a source that can't be
-    upsampled.
+    a model as the midpoints. `made` gets the cloud of the model, with its attributes. Raises
+    DataError, which names the file, for a source that can't be upsampled.
     """
     surveys = {}
     if upsampler is not None:
-        surveys["model"] = _as_written(source, ratio, density, upsampler, ground_density)
-    surveys["midpoints"] = _as_written(source, ratio, density, _midpoint_model(upsampler), 0.0)
+        cloud = _as_written(source, ratio, density, upsampler, ground_density)
+        surveys["model"] = cloud.positions
+        if made is not None:
+            made["model"] = cloud
+    midpoints = _as_written(source, ratio, density, _midpoint_model(upsampler), 0.0)
+    surveys["midpoints"] = midpoints.positions
     like = surveys.get("model", surveys["midpoints"])
     num_points = max(len(like), len(source.positions))
     return surveys | baseline_clouds(source.positions, num_points, seed)
@@ -337,13 +342,13 @@ def _as_written(
     density: float | None,
     upsampler: Upsampler,
     ground_density: float | None,
-) -> np.ndarray:
+) -> PointCloud:
     """What `pointup upsample` makes of a survey."""
     cloud = PointCloud(source.positions, dict(source.attributes))
     try:
         # A density replaces the ratio, by which the survey was thinned.
         by_ratio = ratio if density is None else None
-        made = upsample(
+        return upsample(
             cloud,
             by_ratio,
             density=density,
@@ -353,7 +358,6 @@ def _as_written(
         )
     except DataError as error:
         raise DataError(f"{source.path}: {error}") from None
-    return made.positions
 
 
 MARGIN = 64.0

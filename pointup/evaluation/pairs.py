@@ -27,6 +27,7 @@ from pointup.evaluation.lidar_metrics import FAR, NEW_BEYOND, Scale, band_metric
 from pointup.geometry.midpoints import output_sizes
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.surfaces import Surface
+from pointup.io.cloud import PointCloud
 from pointup.io.length_unit import LengthUnit
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
@@ -52,7 +53,7 @@ def baselines_of_pairs(
     found: dict[str, list[np.ndarray]] = {name: [] for name in (*BASELINES, *FITTED)}
     noise = []
     numbers = output_sizes(batch.ptr, ratio).tolist()
-    sources, targets = _split(batch.pos, batch.ptr), _split(batch.target, batch.target_ptr)
+    sources, targets = unpacked(batch.pos, batch.ptr), unpacked(batch.target, batch.target_ptr)
     for name, source, target, number in zip(batch.name, sources, targets, numbers, strict=True):
 
         def error(cloud: np.ndarray, target: np.ndarray = target) -> float:
@@ -78,11 +79,23 @@ def upsampled_pairs(
     `vertical`: whether z points up in each pair; if so, no new point lies below the ground. Without
     `originals` no measured point is kept.
     """
+    clouds = upsampled_clouds(batch, ratio, upsampler, vertical, originals)
+    return _packed([cloud.positions for cloud in clouds], batch.pos.device)
+
+
+def upsampled_clouds(
+    batch: Batch,
+    ratio: Tensor,
+    upsampler: Upsampler,
+    vertical: Sequence[bool],
+    originals: bool = True,
+) -> list[PointCloud]:
+    """The clouds of `upsampled_pairs` with their attributes."""
     device = batch.pos.device
-    sources = _split(batch.pos, batch.ptr)
-    outputs = [
+    sources = unpacked(batch.pos, batch.ptr)
+    return [
         upsample(
-            source,
+            PointCloud(source),
             float(by),
             model=upsampler,
             originals=originals,
@@ -91,7 +104,6 @@ def upsampled_pairs(
         )
         for source, by, has_heights in zip(sources, ratio.tolist(), vertical, strict=True)
     ]
-    return _packed(outputs, batch.pos.device)
 
 
 def figures_of_pairs(
@@ -108,8 +120,8 @@ def figures_of_pairs(
     distances to the surface are not compared with lengths on the ground.
     """
     measured = measure_clouds(batch, clouds)
-    split = {row: _split(*cloud) for row, cloud in clouds.items()}
-    for pair, target in enumerate(_split(batch.target, batch.target_ptr)):
+    split = {row: unpacked(*cloud) for row, cloud in clouds.items()}
+    for pair, target in enumerate(unpacked(batch.target, batch.target_ptr)):
         rows, of_pair = measured[pair], {row: cloud[pair] for row, cloud in split.items()}
         parts = []
         if vertical[pair] and rows:
@@ -155,7 +167,7 @@ def pair_metrics(unit: LengthUnit) -> dict[str, Metric]:
     return {**metrics_in(unit.name), **survey_metrics(unit), **surface_metrics(unit)}
 
 
-def _split(pos: Tensor, ptr: Tensor) -> list[np.ndarray]:
+def unpacked(pos: Tensor, ptr: Tensor) -> list[np.ndarray]:
     """The clouds of a packed tensor, (N_i, 3) float64 each."""
     points = pos.cpu().double().numpy()
     return np.split(points, ptr.tolist()[1:-1]) if len(ptr) > 1 else []
@@ -297,9 +309,14 @@ def made_clouds(
     upsampler: Upsampler | None,
     vertical: Sequence[bool],
     as_written: bool,
+    made: list[PointCloud] | None = None,
 ) -> Clouds:
-    """`clouds_of_pairs`; with `as_written` the model's are the output of `pointup upsample`."""
+    """`clouds_of_pairs`; with `as_written` the model's are the output of `pointup upsample`, and
+    `made` gets them with their attributes."""
     clouds = clouds_of_pairs(batch, ratio, None if as_written else upsampler)
     if upsampler is not None and as_written:
-        clouds["model"] = upsampled_pairs(batch, ratio, upsampler, vertical)
+        found = upsampled_clouds(batch, ratio, upsampler, vertical)
+        clouds["model"] = _packed([cloud.positions for cloud in found], batch.pos.device)
+        if made is not None:
+            made += found
     return clouds

@@ -17,6 +17,7 @@ from pointup.errors import ConfigError, DataError, FileError
 from pointup.evaluation.cloud_metrics import METRICS, Figures, Metric, measure
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
+from pointup.io.cloud import PointCloud
 from pointup.io.files import mesh_extensions, point_extensions, read_mesh, read_points
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.in_memory import upsample
@@ -102,23 +103,28 @@ def evaluate_shape(
     upsampler: Upsampler | None,
     protocol: Protocol = "pu-gcn",
     denoise: bool = False,
+    made: list[PointCloud] | None = None,
 ) -> dict[str, Figures]:
-    """Figures of the clouds of `clouds_of_shape`, by row."""
+    """Figures of the clouds of `clouds_of_shape`, by row; `made` as there."""
     return {
         row: measure_shape(points, shape, protocol)
-        for row, points in clouds_of_shape(shape, upsampler, denoise).items()
+        for row, points in clouds_of_shape(shape, upsampler, denoise, made).items()
     }
 
 
 def clouds_of_shape(
-    shape: Shape, upsampler: Upsampler | None, denoise: bool = False
+    shape: Shape,
+    upsampler: Upsampler | None,
+    denoise: bool = False,
+    made: list[PointCloud] | None = None,
 ) -> dict[str, np.ndarray]:
     """Clouds (N, 3) of the rows "model", "prediction", "midpoints" (no network) and "resampled".
 
     Rows whose cloud is not available are left out. The ratio is that of the truth to the source.
     The midpoint baseline upsamples in the passes of `pass_ratios`: 16x is 4x twice, as in the
     PU-GCN protocol; a model in those that its `max_pass_ratio` allows. The cloud of the model is
-    the output of `pointup upsample`, or with `denoise` of `pointup upsample --denoise`.
+    the output of `pointup upsample`, or with `denoise` of `pointup upsample --denoise`; `made` gets
+    it with its attributes.
     """
     clouds: dict[str, np.ndarray | None] = {"prediction": shape.prediction}
     if shape.source is not None:
@@ -128,25 +134,19 @@ def clouds_of_shape(
                 f"{shape.name}: the input has {len(shape.source)} points, the truth only "
                 f"{len(shape.truth)}; are the folders swapped?"
             )
-        clouds["midpoints"] = upsample_shape(shape.source, ratio, None)
+        clouds["midpoints"] = midpoints_of_shape(shape.source, ratio)
         if upsampler is not None:
-            clouds = {"model": upsample_shape(shape.source, ratio, upsampler, denoise), **clouds}
+            source, device = PointCloud(shape.source), next(upsampler.parameters()).device
+            cloud = upsample(source, ratio, model=upsampler, device=device, originals=not denoise)
+            clouds = {"model": cloud.positions, **clouds}
+            if made is not None:
+                made.append(cloud)
     clouds["resampled"] = shape.second
     return {row: points for row, points in clouds.items() if points is not None}
 
 
-def upsample_shape(
-    source: np.ndarray, ratio: float, upsampler: Upsampler | None, denoise: bool = False
-) -> np.ndarray:
-    """Upsample a cloud (N, 3) to `round(ratio * N)` points.
-
-    With a model, as `pointup upsample` does. The points of the source are kept, or replaced with
-    `denoise`. Without a model, by `midpoint_upsample` on the whole cloud, in the passes of
-    `pass_ratios`.
-    """
-    if upsampler is not None:
-        device = next(upsampler.parameters()).device
-        return upsample(source, ratio, model=upsampler, device=device, originals=not denoise)
+def midpoints_of_shape(source: np.ndarray, ratio: float) -> np.ndarray:
+    """`midpoint_upsample` of a cloud (N, 3), in the passes of `pass_ratios`."""
     centre = source.mean(axis=0)
     pos, ptr = _pack(source - centre)
     for reached in np.cumprod(pass_ratios(ratio)).tolist():

@@ -210,6 +210,8 @@ class ChildDecoder(PointEncoder):
 
     def log_error(self, x_normed_NRC: Tensor, start: Anchors) -> Tensor:
         """Logarithm (n, R, 1) of the predicted errors, in spacings of the target."""
+        if not self.config.chooses_by_error:
+            x_normed_NRC = x_normed_NRC.detach()  # It only describes the points that others make.
         log_error: Tensor = self.error(x_normed_NRC).float()
         if start.is_below is not None and start.depth is not None:
             # Far below its parent a candidate is a guess, unless the network learns better.

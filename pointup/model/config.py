@@ -74,12 +74,12 @@ class ModelConfig:
     parent's column, by at most `reach`: walls below the edges of roofs, stems and shrubs below
     crowns. Needs `column_layers`."""
     predict_error: bool = False
-    """Predict the distance of each candidate to the target. Thinning prefers reliable candidates,
-    by `error_exponent`."""
+    """Predict the distance of each candidate to the target, for the uncertainty of new points.
+    Thinning prefers reliable candidates, by `error_exponent`."""
     error_exponent: float = 0.5
     """Exponent of the predicted error in the spacing of candidates: 0 selects evenly spaced
-    candidates; larger values leave places without reliable candidates emptier. No weight depends on
-    it: it can be changed in the config.json of a trained model."""
+    candidates, as without predicted errors; larger values leave places without reliable candidates
+    emptier. No weight depends on it: it can be changed in the config.json of a trained model."""
     reach: float = 1.5
     """Largest distance of a new point of `pointup upsample` from its nearest measured point, in
     local spacings, and of a candidate of `descent` below its parent. It can be changed in the
@@ -92,13 +92,14 @@ class ModelConfig:
     density_exponent: float = 0.7
     """Exponent of the predicted quotas (share of the output per input point) by which the first
     pass of `pointup upsample` distributes new points: 1 follows the prediction, 0 keeps differences
-    in density as measured. With `predict_error` quotas follow from the errors: in inverse
-    proportion to their square. No weight depends on it: it can be changed in the config.json of a
-    trained model."""
+    in density as measured. Where predicted errors choose candidates (`error_exponent`), quotas
+    follow from them: in inverse proportion to their square. No weight depends on it: it can be
+    changed in the config.json of a trained model."""
     quota_exponent: float = 0.0
-    """With `predict_error`: exponent of the predicted quotas, by which the quotas of the errors are
-    multiplied, so that new points lie where a second survey has its points. 0 leaves them out. No
-    weight depends on it: it can be changed in the config.json of a trained model."""
+    """Where predicted errors choose candidates: exponent of the predicted quotas, by which the
+    quotas of the errors are multiplied, so that new points lie where a second survey has its
+    points. 0 leaves them out. No weight depends on it: it can be changed in the config.json of a
+    trained model."""
     oversampling: float = 1.0
     """Candidates per output point that `pointup upsample` computes in a second pass, over the
     output of a first one; 1 means one pass. The second pass fills holes beyond the neighbours of
@@ -126,6 +127,11 @@ class ModelConfig:
     """Multiply the output of each attention by a learned gate."""
     dropout: float = 0.0
     """Share of attention weights dropped in training."""
+
+    @property
+    def chooses_by_error(self) -> bool:
+        """Whether predicted errors decide which candidates become new points."""
+        return self.predict_error and self.error_exponent > 0
 
     @property
     def has_heights(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Summary:
     """Number of new points beyond the bound, the model's `reach` in local spacings."""
     num_class_2: int = 0
     """Number of new points that have class 2."""
+    uncertainty: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Median and 90th percentile of the uncertainty of all new points, and of those of class 2."""
 
 
 class _Distances:
@@ -100,6 +102,7 @@ class NewPoints:
         """
         num_new, num_below, num_ground, num_beyond, num_class_2 = 0, 0, 0, 0, 0
         distances = _Distances()
+        uncertainties = {"": _Distances(), "of class 2": _Distances()}
         for output in self._passes:
             for block in range(output.store.num_blocks):
                 distance, is_below = output.distances(block), output.are_below(block)
@@ -113,10 +116,21 @@ class NewPoints:
                 else:
                     distances.add(distance[is_written])
                     num_beyond += int(output.are_beyond(block)[is_written].sum())
-                num_class_2 += int(output.are_ground(block)[is_written].sum())
+                is_ground = output.are_ground(block)[is_written]
+                num_class_2 += int(is_ground.sum())
+                if self.has_uncertainty:
+                    uncertainty = output.uncertainties(block)[is_written]
+                    uncertainties[""].add(uncertainty)
+                    uncertainties["of class 2"].add(uncertainty[is_ground])
         within = distances.within(0.999)
         farthest = distances.farthest
-        return Summary(num_new, farthest, num_below, num_ground, within, num_beyond, num_class_2)
+        percentiles = {
+            name: (found.within(0.5), found.within(0.9))
+            for name, found in uncertainties.items()
+            if found.farthest
+        }
+        numbers = num_new, farthest, num_below, num_ground, within, num_beyond, num_class_2
+        return Summary(*numbers, percentiles)
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The new points whose parents are in a file, by pass and block. Can be iterated once only.

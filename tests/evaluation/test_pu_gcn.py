@@ -20,8 +20,8 @@ from pointup.evaluation.pu_gcn import (
     in_another_frame,
     is_subset,
     measure_shape,
+    midpoints_of_shape,
     shape_metrics,
-    upsample_shape,
 )
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
@@ -148,21 +148,20 @@ def test_16x_is_done_in_two_passes_of_4x() -> None:
     pos, ptr = torch.tensor(source - centre).float(), torch.tensor([0, 60])
     for _ in range(2):
         pos, ptr = midpoint_upsample(pos, ptr, 4.0)
-    twice = upsample_shape(source, 16.0, None)
+    twice = midpoints_of_shape(source, 16.0)
     assert np.array_equal(twice, pos.double().numpy() + centre)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.37, 7.3, 11.1])
 def test_clouds_get_the_size_that_the_ratio_says(ratio: float) -> None:
     source = torus().sample(97, np.random.default_rng(3))[0]
-    for model in (None, Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()):
-        assert len(upsample_shape(source, ratio, model)) == round(97 * ratio)
+    assert len(midpoints_of_shape(source, ratio)) == round(97 * ratio)
 
 
 def test_midpoints_are_the_same_far_from_the_origin() -> None:
     source = torus().sample(60, np.random.default_rng(4))[0]
     move = np.array([5e5, 4.1e6, 0.0])
-    midpoints = upsample_shape(source + move, 3.0, None)
+    midpoints = midpoints_of_shape(source + move, 3.0)
     between = 0.5 * (source[:, None] + source[None])
     assert nearest_by_brute_force(midpoints - move, between.reshape(-1, 3))[0].max() < 1e-6
 

@@ -42,7 +42,16 @@ UPSAMPLED: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "denoised shape": (inputs.noisy_shape, "out.ply", "--denoise"),
     "oversampling": (inputs.shape, "out.npz", "--oversampling 2 --seed 1"),
 }
-"""Input, name of the output, and options."""
+"""Input, name of the output, and options. The digests are of the time before points were made on
+the ground, and had an uncertainty."""
+WITH_UNCERTAINTY = {
+    "las by the model forest, with uncertainty": (
+        inputs.survey,
+        "out.las",
+        "--model forest --ratio 4",
+    ),
+    "shape at ratio 12, with uncertainty": (inputs.shape, "out.ply", "--ratio 12"),
+}
 MESHES = "--num-workers 1 --validation 0.3"
 PREPARED = {
     "pairs": "pairs --source surveys/sparse.las --target surveys/dense.las "
@@ -137,12 +146,11 @@ def prepare(case: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("processes", ["1 process", "1 process, in tiles", "2 processes, in tiles"])
-@pytest.mark.parametrize("case", UPSAMPLED)
+@pytest.mark.parametrize("case", UPSAMPLED | WITH_UNCERTAINTY)
 def test_upsampled_files_are_the_recorded_ones(case: str, processes: str, work: Path) -> None:
-    write, output, options = UPSAMPLED[case]
-    # The digests are of the time before points were made on the ground.
+    write, output, options = (UPSAMPLED | WITH_UNCERTAINTY)[case]
     command = f"upsample {write(work / 'in').relative_to(work)} -o {output} {options}"
-    command += " --ground-density 0"
+    command += " --no-uncertainty --ground-density 0" if case in UPSAMPLED else ""
     if "in tiles" in processes:
         command += f" --tile {0.7 if 'in/shape' in command else 8} --token-budget 700"
     if processes.startswith("2"):

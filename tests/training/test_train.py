@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,17 @@ def test_a_run_can_start_from_another_model(
     for name, weights in last.items():
         torch.testing.assert_close(weights, first.state_dict()[name], rtol=0, atol=1e-9)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["k"] == 7
+
+
+def test_a_model_with_predicted_errors_is_calibrated_at_the_end(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    model = replace(SMALL, predict_error=True)
+    training.train(options(pair_directory, tmp_path / "run", steps=2, model=model), accelerator)
+    kept = Upsampler.from_pretrained(tmp_path / "run" / "model")
+    assert kept.calibration and (np.diff(kept.calibration.log_distances) >= 0).all()
+    log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+    assert re.search(r"Calibrated the uncertainty on [\d,]+ new points", log)
 
 
 # Six steps are more than an epoch: step 2 is within the first, step 5 within the second.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import laspy
@@ -91,7 +92,9 @@ def test_no_point_is_made_beyond_the_largest_uncertainty(options: dict[str, floa
         of_new(points, small_model(), max_uncertainty=1.0)
 
 
-def test_files_describe_it_and_its_values_do_not_depend_on_tiles(tmp_path: Path) -> None:
+def test_files_describe_it_and_its_values_do_not_depend_on_tiles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     points = (sheet(900) * 10 + UTM).round(2)
     write_las(tmp_path / "a.las", points)
     model_with_errors().save_pretrained(tmp_path / "model")
@@ -103,6 +106,10 @@ def test_files_describe_it_and_its_values_do_not_depend_on_tiles(tmp_path: Path)
         return laspy.read(tmp_path / name)
 
     whole = made("whole.las")
+    told = re.search(r"uncertainty of (\S+) \(median\) and (\S+) \(90 %\)", capsys.readouterr().out)
+    assert told and [float(number) for number in told.groups()] == pytest.approx(
+        np.percentile(whole.uncertainty[900:], [50, 90]), rel=0.06
+    )
     tiles = made("tiles.las", "--tile", 60, "--token-budget", 100)
     assert np.array_equal(whole.points.array, tiles.points.array)
     dimension = whole.point_format.dimension_by_name("uncertainty")

@@ -20,6 +20,7 @@ from pointup.evaluation.common_extent import (
     notes_on_partial,
 )
 from pointup.evaluation.lidar import (
+    ATTRIBUTES,
     Survey,
     SurveyReference,
     near_reference,
@@ -39,9 +40,17 @@ from pointup.evaluation.lidar_metrics import (
 from pointup.evaluation.pairs import ShownPair
 from pointup.evaluation.rasters import write_rasters
 from pointup.evaluation.report import EvaluationReport
+from pointup.evaluation.uncertainty import (
+    Reliability,
+    describe_reliability,
+    measured_uncertainty,
+    reliability,
+)
+from pointup.io.cloud import PointCloud
 from pointup.io.length_unit import LengthUnit, common_unit, named_system, unit_of
 from pointup.io.virtual_clouds import files_of
 from pointup.model.upsampler import Upsampler
+from pointup.upsampling.attributes import UNCERTAINTY
 from pointup.visualization import maps_picture, save_picture, stacked
 from pointup.visualization.viewer import write_viewer
 
@@ -70,9 +79,12 @@ def evaluate(options: Lidar) -> int:
         source = None if options.source is None else read_survey(options.source)
         read = [reference, *([source] if source else [])]
     surveys: dict[str, np.ndarray] = {}
+    made: dict[str, PointCloud] = {}
     beside = {}
     if options.prediction is not None:
-        read.append(read_survey(options.prediction, synthetic="keep"))
+        kept = ATTRIBUTES | {UNCERTAINTY: np.float32}
+        read.append(read_survey(options.prediction, synthetic="keep", kept_attributes=kept))
+        made["prediction"] = PointCloud(read[-1].positions, dict(read[-1].attributes))
         surveys["prediction"] = beside["prediction"] = read[-1].positions
     if options.second is not None:
         read.append(second := read_survey(options.second))
@@ -100,7 +112,7 @@ def evaluate(options: Lidar) -> int:
                 f"{len(near.positions):,} of {len(source.positions):,} points"
             )
         surveys |= upsampled_surveys(
-            near, ratio, options.density, upsampler, options.seed, options.ground_density
+            near, ratio, options.density, upsampler, options.seed, options.ground_density, made
         )
         surveys["source"] = source.positions
     if second is not None:
@@ -114,7 +126,9 @@ def evaluate(options: Lidar) -> int:
         rows |= against.measure_fitted(near.positions, len(like), options.seed)
     rows = {name: rows[name] for name in ("prediction", *ROWS) if name in rows}
     notes = [note for survey in read for note in survey.notes] + notes
-    report(options, rows, against, ratio, upsampler, notes)
+    inside = [cloud.select(extent.contains(cloud.positions)) for cloud in made.values()]
+    found = reliability([measured_uncertainty(cloud, against.points) for cloud in inside])
+    report(options, rows, against, ratio, upsampler, notes, found)
     if options.picture is not None or options.view is not None:
         show(options, rows, against, surveys)
     if options.rasters is not None:
@@ -164,6 +178,7 @@ def report(
     ratio: float | None,
     upsampler: Upsampler | None,
     notes: Sequence[str],
+    found: Reliability,
 ) -> None:
     source, reference = names_of(options)
     scale, extent, own = against.scale, against.extent, against.figures()
@@ -190,6 +205,7 @@ def report(
             describe_model(options.model, upsampler),
         ]
     heading += [*beside_baselines(rows, METHODS), *gap_closed(rows, METHODS)]
+    heading += describe_reliability(found)
     titled = {name.replace("_", " "): figures for name, figures in rows.items()}
     tables = tables_of("", metrics, titled, scale)
     remarks = worse_than_source(rows, metrics, METHODS)
@@ -209,6 +225,7 @@ def report(
         "ground": against.ground.origin,
         "reference_figures": own,
         "rows": rows,
+        "uncertainty": found,
         "remarks": remarks,
     }
     show_report(options.output, EvaluationReport(heading, tables, remarks), content)

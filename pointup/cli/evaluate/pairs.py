@@ -36,11 +36,19 @@ from pointup.evaluation.pairs import (
     figures_of_pairs,
     made_clouds,
     pair_metrics,
+    unpacked,
     worst_to_best,
 )
 from pointup.evaluation.report import EvaluationReport
+from pointup.evaluation.uncertainty import (
+    Reliability,
+    describe_reliability,
+    measured_uncertainty,
+    reliability,
+)
 from pointup.geometry.packed import sizes_from_ptr
 from pointup.geometry.surfaces import Surface
+from pointup.io.cloud import PointCloud
 from pointup.io.length_unit import LengthUnit, unit_of
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
@@ -85,6 +93,7 @@ def evaluate(options: EvaluatedPairs) -> int:
         pairs.sizes, max(options.token_budget, int(pairs.sizes.max())), shuffle=False
     )
     measured: list[MeasuredPair] = []
+    trusted: list[tuple[np.ndarray, np.ndarray]] = []
     for keys in tracked(plan, len(pairs), "measuring", "pairs", size=len):
         batch = collate([pairs[key] for key in keys])
         bad += [BadSample(*fault) for fault in batch.faults]
@@ -96,7 +105,11 @@ def evaluate(options: EvaluatedPairs) -> int:
         surfaces = [Surface.load(file) if file else None for file in files]
         vertical = [samples.is_vertical(i) for i in indices]
         ratio = training_ratio(batch, options.ratio, options.max_ratio)
-        clouds = made_clouds(batch, ratio, upsampler, vertical, options.as_written)
+        made: list[PointCloud] = []
+        clouds = made_clouds(batch, ratio, upsampler, vertical, options.as_written, made)
+        if made:
+            targets = unpacked(batch.target, batch.target_ptr)
+            trusted += map(measured_uncertainty, made, targets, surfaces)
         baselines, noise = baselines_of_pairs(batch, ratio, options.seed)
         found = figures_of_pairs(batch, clouds | baselines, surfaces, vertical, unit)
         for rows, shares in zip(found, noise, strict=True):
@@ -108,7 +121,7 @@ def evaluate(options: EvaluatedPairs) -> int:
     measured.sort(key=lambda pair: pair.index)
     if not measured:
         raise DataError(f"{options.dataset}: no {options.split} pair can be read: {bad[-1].reason}")
-    report(options, measured, bad, unit, upsampler)
+    report(options, measured, bad, unit, upsampler, reliability(trusted))
     if options.picture is not None or options.view is not None:
         show(options, pairs, measured, unit, upsampler)
     return 0
@@ -134,6 +147,7 @@ def report(
     bad: Sequence[BadSample],
     unit: LengthUnit,
     upsampler: Upsampler | None,
+    found: Reliability,
 ) -> None:
     metrics = pair_metrics(unit)
     in_order = [pair.rows for pair in measured]
@@ -151,6 +165,7 @@ def report(
         *beside_baselines(means, ["model"]),
         *notes_on_ratios(measured),
         *notes_on_gap(measured),
+        *describe_reliability(found),
     ]
     share, score = None, None
     # The source of a pair may be all of its target.
@@ -182,6 +197,7 @@ def report(
         "chamfer_share_of_midpoints": share,
         "mean_chamfer_share_of_midpoints": score,
         "means": means,
+        "uncertainty": found,
         "pairs": [{"name": pair.name, "rows": pair.rows} for pair in measured],
         "bad": [{"name": sample.name, "reason": sample.reason} for sample in bad],
         "remarks": remarks,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pointup.cli.evaluate import Shapes
 from pointup.cli.evaluate.output import (
     check_outputs,
@@ -26,6 +28,12 @@ from pointup.evaluation.pu_gcn import (
     shape_metrics,
 )
 from pointup.evaluation.report import EvaluationReport, Table
+from pointup.evaluation.uncertainty import (
+    describe_reliability,
+    measured_uncertainty,
+    reliability,
+)
+from pointup.io.cloud import PointCloud
 from pointup.model.config import MAX_PASS_RATIO
 from pointup.model.upsampler import Upsampler
 from pointup.progress import tracked
@@ -50,11 +58,15 @@ def evaluate(options: Shapes) -> int:
     shapes = chosen_shapes(options)
     upsampler = open_model(options.model, options.oversampling)
     measured: list[dict[str, Any]] = []
+    trusted: list[tuple[np.ndarray, np.ndarray]] = []
     sizes, num_subsets, num_other_sizes = set(), 0, 0
     elsewhere: dict[str, list[str]] = {"inputs": [], "predictions": []}
     whose = {"inputs": " of the clouds made from them", "predictions": " of them"}
     for shape in tracked(shapes, len(shapes), "measuring", "shapes"):
-        rows = evaluate_shape(shape, upsampler, options.protocol, options.denoise)
+        made: list[PointCloud] = []
+        rows = evaluate_shape(shape, upsampler, options.protocol, options.denoise, made)
+        if (surface := shape.surface) is not None:
+            trusted += [measured_uncertainty(cloud, shape.truth, surface) for cloud in made]
         measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
         num_subsets += is_subset(shape)
         if shape.prediction is not None:
@@ -75,12 +87,13 @@ def evaluate(options: Shapes) -> int:
     means = mean_rows([mean_rows(rows) for rows in by_name.values()])
     first = next(iter(means))
     each = {name: mean_figures([r[first] for r in rows]) for name, rows in by_name.items()}
-    metrics = shape_metrics(options.protocol)
+    metrics, found = shape_metrics(options.protocol), reliability(trusted)
     denoised = ", --denoise" if options.denoise else ""
     heading = [
         f"{len(names)} shapes{_source(options)}",
         *([_describe_sizes(sizes)] if sizes else []),
         f"{describe_model(options.model, upsampler)}{denoised}; protocol {options.protocol}",
+        *describe_reliability(found),
         *_notes(each, num_subsets, num_other_sizes),
         *(
             f"{kind} in another frame than their truth: {len(found)}, the first {found[0]}; P2F, "
@@ -109,6 +122,7 @@ def evaluate(options: Shapes) -> int:
         **_clouds(options),
         "heading": heading,
         "means": means,
+        "uncertainty": found,
         "shapes": measured,
     }
     show_report(options.output, EvaluationReport(heading, tables), content)

@@ -228,7 +228,7 @@ def _run(
     spacing = geometry.spacing
     for _ in range(_SMOOTHING):
         spacing = spacing[geometry.index].mean(1)
-    by_error = config.predict_error
+    by_error = config.chooses_by_error
     exponent = config.quota_exponent if by_error else config.density_exponent
     # With predicted errors, those of each call are added below.
     quota = exponent * model.quota_logits(points, geometry)
@@ -238,8 +238,9 @@ def _run(
         children = model.place_children(pos, rows, index, points, geometry, drop=drop)
         error = children.new_ones(children.shape[:2])
         log_error = error
-        if by_error:
+        if config.predict_error:
             log_error, children = children[..., 3], children[..., :3]
+        if by_error:
             error = log_error.mul(config.error_exponent).exp()
         offset = children - pos[rows].unsqueeze(1)
         distance, is_near = _distance_to_points(offset, rows, slot_index, pos, reach, geometry)

@@ -71,6 +71,10 @@ class PassOutput:
         """(M,) float64, distances of the new points of a block to their nearest measured point."""
         return self.values(block, "distance").astype(np.float64) * self._measured.frame.unit
 
+    def uncertainties(self, block: int) -> np.ndarray:
+        """(M,) float64, uncertainties of the new points of a block, in the unit of the file."""
+        return self.values(block, "uncertainty").astype(np.float64) * self._measured.frame.unit
+
     def are_below(self, block: int) -> np.ndarray:
         """(M,) bool, whether new points lie below all measured points around them; all False
         without `above_ground`."""

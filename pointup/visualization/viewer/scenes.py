@@ -147,7 +147,7 @@ MAX_REFERENCE_POINTS = 10_000_000
 # Attributes that are read, by the names of all formats.
 _USED = {
     "classification", "intensity", "red", "green", "blue", "synthetic", "distance_to_measured",
-    "return_number",
+    "return_number", "uncertainty",
 }  # fmt: skip
 _FLAT = 0.25
 
@@ -243,6 +243,9 @@ def file_channels(attributes: Mapping[str, np.ndarray], unit: str = "") -> dict[
         channels["distance"] = Channel(
             values, label="distance to measured", unit=unit, colormap="plasma"
         )
+    if "uncertainty" in attributes:
+        values = np.asarray(attributes["uncertainty"], dtype=np.float32)
+        channels["uncertainty"] = Channel(values, label="uncertainty", unit=unit, colormap="plasma")
     if "intensity" in attributes and np.ptp(attributes["intensity"]):
         values = np.asarray(attributes["intensity"], dtype=np.float32)
         channels["intensity"] = Channel(values, label="intensity", colormap="gray")

@@ -1,0 +1,76 @@
+"""Calibrates the uncertainty of the model that a run has kept, on validation pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pointup.datasets.batch import make_loader, move
+from pointup.geometry.surfaces import Surface
+from pointup.model.calibration import Calibration
+from pointup.model.upsampler import Upsampler
+from pointup.training.config import TrainConfig
+from pointup.training.datasets import TrainingData
+from pointup.training.objective import training_ratio
+
+MOST_PAIRS = 16
+"""Largest number of validation pairs that a calibration is fitted on."""
+_EXACT = Calibration((-9.0, 9.0), (-9.0, 9.0))
+_SPACING = Calibration((0.0,), (0.0,))
+
+
+def calibrate_kept_model(
+    data: TrainingData,
+    config: TrainConfig,
+    device: torch.device,
+    enter_phase: Callable[[str], None],
+) -> str:
+    """Fit the calibration of the model in the run directory, and store it in its config.json;
+    returns a line about it.
+
+    The new points of some validation pairs are compared with the true surface or the target.
+    `enter_phase` is that of the watchdog.
+    """
+    from pointup.evaluation.pairs import unpacked, upsampled_clouds
+    from pointup.evaluation.uncertainty import measured_uncertainty
+
+    directory = Path(config.output_dir, "model")
+    if not directory.is_dir():
+        return "note: the uncertainty is not calibrated: no model was saved"
+    model = Upsampler.from_pretrained(directory).to(device)
+    if not model.config.predict_error:
+        return "note: the model predicts no uncertainty; with --model.predict-error one does"
+    samples = data.validation.samples
+    number = min(MOST_PAIRS, len(data.validation))
+    chosen = np.unique(np.linspace(0, len(data.validation) - 1, number).astype(int)).tolist()
+    log_errors, distances = [np.empty(0)], [np.empty(0)]
+    for batch in make_loader(data.validation, [[(0, i)] for i in chosen], device=device):
+        enter_phase("calibration")
+        if not batch.num_graphs:
+            continue
+        batch, index = move(batch, device), int(batch.index[0])
+        # In one pass, so that the uncertainty is that of one prediction.
+        ratio = training_ratio(batch, config.ratio, config.max_ratio)
+        ratio = ratio.clamp(max=model.config.max_pass_ratio)
+        (target,), file = unpacked(batch.target, batch.target_ptr), samples.surface(index)
+        surface = None if file is None else Surface.load(file)
+        found = []
+        for model.calibration in (_EXACT, _SPACING):
+            clouds = upsampled_clouds(
+                batch, ratio, model, [samples.is_vertical(index)], originals=not config.noise
+            )
+            found.append(measured_uncertainty(clouds[0], target, surface))
+        (errors, distance), (spacing, _) = found
+        # Points on the ground below crowns have an uncertainty that no calibration changes.
+        of_model = errors != spacing
+        log_errors.append(np.log(errors / spacing)[of_model])
+        distances.append((distance / spacing)[of_model])
+    log_error, distance = np.concatenate(log_errors), np.concatenate(distances)
+    if not len(log_error):
+        return "note: the uncertainty is not calibrated: no validation pair has new points"
+    model.calibration = Calibration.fit(log_error, distance)
+    model.save_pretrained(directory)
+    return f"Calibrated the uncertainty on {len(log_error):,} new points of validation pairs."
