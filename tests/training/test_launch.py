@@ -21,6 +21,7 @@ from pointup.errors import ConfigError
 from pointup.training.distributed import accelerator
 from pointup.training.distributed.accelerator import (
     LaunchRequest,
+    joined_group,
     launch_arguments,
     launch_request,
     make_accelerator,
@@ -181,6 +182,22 @@ def test_fp16_is_refused_on_a_processor_where_it_would_be_fp32(
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     with pytest.raises(ConfigError, match="fp16 needs a GPU; use bf16 or no"):
         make_accelerator(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "fp8", "mixed_precision fp8"),
+        ("ACCELERATE_USE_MEGATRON_LM", "true", "megatron_lm"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "true", "parallelism_config"),
+    ],
+)
+def test_plugins_are_refused_by_name_before_an_accelerator_is_made(
+    variable: str, value: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"^{name} of the launcher"), joined_group(1.0):
+        pytest.fail("joined")
 
 
 def test_dropout_draws_the_same_numbers_for_the_same_step_and_slot() -> None:

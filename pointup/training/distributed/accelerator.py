@@ -67,6 +67,7 @@ def joined_group(collective_timeout_minutes: float) -> Iterator[None]:
     """
     check_number_of_processes()
     check_accumulation()
+    check_plugins()
     prepare_devices()
     sum_in_float32()
     # Accelerate always passes this argument; nothing here depends on it.
@@ -158,6 +159,20 @@ def check_accumulation() -> None:
         raise ConfigError(
             f"the launcher's gradient_accumulation_steps is {steps}; leave it out, and give "
             f"train.py --accumulation-steps {steps}"
+        )
+
+
+def check_plugins() -> None:
+    """Raise ConfigError for settings of the launcher that Accelerate would fail on, or ignore."""
+    is_fp8 = os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower() == "fp8"
+    name = "mixed_precision fp8" if is_fp8 else ""
+    for plugin in ("MEGATRON_LM", "PARALLELISM_CONFIG"):
+        if os.environ.get(f"ACCELERATE_USE_{plugin}", "").lower() == "true":
+            name = plugin.lower()
+    if name:
+        raise ConfigError(
+            f"{name} of the launcher's configuration is not supported: pointup trains by plain "
+            "data parallelism in no, bf16 or fp16; leave it out"
         )
 
 
