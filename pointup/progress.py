@@ -52,6 +52,7 @@ class ProgressBar:
         self._write = write
         self._bar: tqdm | None = None
         self._has_lines = not (hidden or sys.stderr.isatty())
+        self._made = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +85,7 @@ class ProgressBar:
         number = min(number, (self._total or float("inf")) - self._done)
         self._done += number
         self._bar.update(number)
-        if self._has_lines and is_line_due():
+        if self._has_lines and is_line_due(self._made):
             self._write(self._line(ProgressBar.written_at - self._began))
 
     def _line(self, seconds: float) -> str:
@@ -99,10 +100,11 @@ class ProgressBar:
         return line
 
 
-def is_line_due() -> bool:
-    """Whether nobody has written a line for `SECONDS_BETWEEN_LINES`; the caller writes one."""
+def is_line_due(since: float) -> bool:
+    """Whether nobody has written a line for `SECONDS_BETWEEN_LINES`; the caller, which is at work
+    `since` then, writes one."""
     now = time.monotonic()
-    if now - ProgressBar.written_at < SECONDS_BETWEEN_LINES:
+    if now - max(ProgressBar.written_at, since) < SECONDS_BETWEEN_LINES:
         return False
     ProgressBar.written_at = now
     return True
@@ -115,9 +117,8 @@ def lines_of_life(name: str) -> Iterator[None]:
     began, ended = time.monotonic(), threading.Event()
 
     def write() -> None:
-        ProgressBar.written_at = began
         while not ended.wait(SECONDS_BETWEEN_LOOKS):
-            if is_line_due():
+            if is_line_due(began):
                 write_line(f"{name}: at work for {ProgressBar.written_at - began:.0f} s")
 
     if not sys.stderr.isatty():

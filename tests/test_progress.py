@@ -25,7 +25,7 @@ def work(hidden: bool = False) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which each point takes a few milliseconds."""
-    times = iter(np.arange(1, 10_000, 1.0))
+    times = iter(np.arange(0, 10_000, 1.0))
     monkeypatch.setattr(ProgressBar, "written_at", 0.0)
     monkeypatch.setattr("pointup.progress.time.monotonic", lambda: next(times))
 

@@ -39,7 +39,7 @@ def calibrate_kept_model(
 
     directory = Path(config.output_dir, "model")
     if not directory.is_dir():
-        return "note: the uncertainty is not calibrated: no model was saved"
+        return "note: there is no model to calibrate the uncertainty of"
     model = Upsampler.from_pretrained(directory).to(device)
     if not model.config.predict_error:
         return "note: the model predicts no uncertainty; with --model.predict-error one does"
