@@ -232,8 +232,8 @@ def _summary_text(summary: Summary, source: Path, reach: float) -> str:
     words += f", 99.9% of them at most {summary.within:.3g}{named}"
     words += f", {summary.num_beyond or 'none'} beyond {reach:g} local spacings"
     for which, (median, most) in summary.uncertainty.items():
-        of = f" {which}" if which else ", uncertainty of"
-        words += f"{of} {median:.2g}{named} (median) and {most:.2g}{named} (90 %)"
+        of = which or "uncertainty of"
+        words += f", {of} {median:.2g}{named} (median) and {most:.2g}{named} (90 %)"
     if summary.num_ground:
         words += f", {summary.num_ground:,} others on the ground below crowns"
     if summary.num_below > _MOST_BELOW * summary.num_new:
