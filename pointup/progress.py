@@ -111,7 +111,7 @@ def is_line_due(since: float) -> bool:
 
 
 @contextmanager
-def lines_of_life(name: str) -> Iterator[None]:
+def heartbeat(name: str) -> Iterator[None]:
     """Where there is no terminal, a line whenever the work inside has shown no progress for
     `SECONDS_BETWEEN_LINES`."""
     began, ended = time.monotonic(), threading.Event()
@@ -122,7 +122,7 @@ def lines_of_life(name: str) -> Iterator[None]:
                 write_line(f"{name}: at work for {ProgressBar.written_at - began:.0f} s")
 
     if not sys.stderr.isatty():
-        threading.Thread(target=write, name="lines of life", daemon=True).start()
+        threading.Thread(target=write, name="heartbeat", daemon=True).start()
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from pointup.progress import ProgressBar, lines_of_life
+from pointup.progress import ProgressBar, heartbeat
 
 
 def work(hidden: bool = False) -> None:
@@ -58,7 +58,7 @@ def test_work_without_a_bar_writes_a_line_now_and_then(
 ) -> None:
     monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LINES", 0.05)
     monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LOOKS", 0.01)
-    with lines_of_life("pointup evaluate"):
+    with heartbeat("pointup evaluate"):
         time.sleep(0.3)
     lines = capsys.readouterr().err.splitlines()
     assert 2 <= len(lines) <= 6 and set(lines) == {"pointup evaluate: at work for 0 s"}

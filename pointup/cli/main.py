@@ -19,7 +19,7 @@ import pointup
 from pointup.cli.input_files import check_inputs
 from pointup.errors import PointupError
 from pointup.option_help import with_option_help
-from pointup.progress import lines_of_life
+from pointup.progress import heartbeat
 from pointup.terminal import (
     escape_output,
     one_line,
@@ -122,7 +122,7 @@ def _run(args: Sequence[str]) -> int:
     check_inputs(command)
     if os.environ.get("RANK", "0") != "0":
         return int(command.run())
-    with lines_of_life(f"pointup {args[0]}"):
+    with heartbeat(f"pointup {args[0]}"):
         return int(command.run())
 
 
