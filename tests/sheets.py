@@ -53,6 +53,8 @@ def upsample_in_blocks(
     options: UpsampleOptions,
     tile: float | None = None,
     budget: int = 400,
+    device: torch.device = CPU,
 ) -> np.ndarray:
-    output = run_passes(store, model, options, SingleProcess(), CPU, token_budget=budget, tile=tile)
+    workers = SingleProcess()
+    output = run_passes(store, model, options, workers, device, token_budget=budget, tile=tile)
     return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in output.of_file())])

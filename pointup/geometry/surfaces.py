@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeAlias
 from zipfile import ZipFile
 
 import numpy as np
@@ -166,81 +167,99 @@ _PLANE_FALL, _QUADRIC_FALL = 4.0, 5.0
 # term of the height is small, since it would keep a point where it is. The others are invariant
 # under rotation of x and y.
 _RIDGE = (1e-9, 1e-3, 1e-3, 1e-3, 5e-4, 1e-3)
+_TINY = float(np.finfo(np.float64).tiny)
 
 
-def principal_axes(around: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+Array: TypeAlias = Any
+"""A NumPy array or, in the same operations, a tensor on a device."""
+
+
+def library(values: Array) -> Any:
+    """The module that computes with `values`: NumPy or torch."""
+    if isinstance(values, np.ndarray):
+        return np
+    import torch
+
+    return torch
+
+
+def contiguous(values: Array) -> Array:
+    """The values in the order of their axes in memory."""
+    return np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values.contiguous()
+
+
+def principal_axes(around: Array, distance: Array) -> tuple[Array, Array]:
     """Principal axes (Q, 3, 3) of points (Q, K, 3) at `distance` (Q, K): normal, narrow, long.
 
     And the variances (Q, 3) along them, up to a common factor.
     """
+    xp = library(around)
     # Points may be closer than the smallest number.
-    farthest = np.maximum(distance[:, -1:], np.finfo(np.float64).tiny)
-    weight = np.exp(-_PLANE_FALL * np.square(distance / farthest))
-    mean = (weight[:, None] @ around)[:, 0] / weight.sum(axis=1, keepdims=True)
+    farthest = distance[:, -1:].clip(min=_TINY)
+    weight = xp.exp(-_PLANE_FALL * xp.square(distance / farthest))
+    mean = (weight[:, None] @ around)[:, 0] / weight.sum(axis=1)[:, None]
     away = around - mean[:, None]
-    return eigenvectors((away * weight[..., None]).transpose(0, 2, 1) @ away)
+    return eigenvectors((away * weight[..., None]).swapaxes(1, 2) @ away)
 
 
-def eigenvectors(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def eigenvectors(matrices: Array) -> tuple[Array, Array]:
     """Unit eigenvectors, columns of (Q, 3, 3), and eigenvalues (Q, 3), ascending, of positive
     semidefinite matrices (Q, 3, 3); any axes where eigenvalues are equal.
 
     All matrices at once: `np.linalg.eigh` takes six times as long. The eigenvalue farthest from the
     others comes first (Eberly 2014, "A robust eigensolver for 3 x 3 symmetric matrices").
     """
-    middle = np.trace(matrices, axis1=1, axis2=2) / 3
-    (xx, xy, xz), (_, yy, yz), (_, _, zz) = np.ascontiguousarray(matrices.transpose(1, 2, 0))
+    xp = library(matrices)
+    (xx, xy, xz), (_, yy, yz), (_, _, zz) = contiguous(xp.moveaxis(matrices, 0, 2))
+    middle = (xx + yy + zz) / 3
     ax, ay, az = xx - middle, yy - middle, zz - middle
-    radius = np.sqrt((ax * ax + ay * ay + az * az + 2 * (xy * xy + xz * xz + yz * yz)) / 6)
-    tiny = np.finfo(np.float64).tiny
-    a, b, c, d, e, f = (of_axes / np.maximum(radius, tiny) for of_axes in (ax, ay, az, xy, xz, yz))
+    radius = xp.sqrt((ax * ax + ay * ay + az * az + 2 * (xy * xy + xz * xz + yz * yz)) / 6)
+    most = radius.clip(min=_TINY)
+    a, b, c, d, e, f = (of_axes / most for of_axes in (ax, ay, az, xy, xz, yz))
     skew = (a * (b * c - f * f) - d * (d * c - f * e) + e * (d * f - b * e)) / 2
     largest_first = skew > 0
-    first = 2 * np.cos(
-        np.arccos(skew.clip(-1, 1)) / 3 + np.where(largest_first, 0.0, 2 * np.pi / 3)
-    )
+    angle = xp.arccos(skew.clip(-1, 1)) / 3
+    first = 2 * xp.cos(xp.where(largest_first, angle, angle + 2 * np.pi / 3))
     a, b, c = a - first, b - first, c - first
     # Products of two rows are perpendicular to all; the longest has the smallest rounding error.
-    products = np.stack(
-        [
-            [d * f - e * b, e * d - a * f, a * b - d * d],
-            [b * c - f * f, f * e - d * c, d * f - b * e],
-            [f * e - c * d, c * a - e * e, e * d - f * a],
-        ]
-    )
+    rows = [
+        [d * f - e * b, e * d - a * f, a * b - d * d],
+        [b * c - f * f, f * e - d * c, d * f - b * e],
+        [f * e - c * d, c * a - e * e, e * d - f * a],
+    ]
+    products = xp.stack([xp.stack(row) for row in rows])
     squared = (products * products).sum(axis=1)
-    longest = squared.argmax(axis=0)
-    every = np.arange(len(matrices))
-    length = np.sqrt(squared[longest, every])
-    one = products[longest, :, every].T / np.maximum(length, tiny)
-    one[2, length == 0] = 1.0
+    longest, length = squared.argmax(axis=0), xp.sqrt(xp.amax(squared, axis=0))
+    one = xp.where(longest == 1, products[1], xp.where(longest == 2, products[2], products[0]))
+    one = one / length.clip(min=_TINY)
     # Two directions perpendicular to it, and the eigenvectors in their plane.
     x, y, z = one
-    flat = np.abs(z) < 0.7
-    u = np.where(flat, [y, -x, 0 * z], [0 * x, z, -y])
-    u /= np.sqrt((u * u).sum(axis=0))
-    v = np.stack([y * u[2] - z * u[1], z * u[0] - x * u[2], x * u[1] - y * u[0]])
+    z[...] = xp.where(length == 0, 1.0, z)
+    flat = xp.abs(z) < 0.7
+    u = xp.stack([xp.where(flat, y, 0 * x), xp.where(flat, -x, z), xp.where(flat, 0 * z, -y)])
+    u /= xp.sqrt((u * u).sum(axis=0))
+    v = xp.stack([y * u[2] - z * u[1], z * u[0] - x * u[2], x * u[1] - y * u[0]])
 
-    def product(s: np.ndarray, t: np.ndarray) -> np.ndarray:
+    def product(s: Array, t: Array) -> Array:
         of_t = [xx * t[0] + xy * t[1] + xz * t[2], xy * t[0] + yy * t[1] + yz * t[2]]
         return s[0] * of_t[0] + s[1] * of_t[1] + s[2] * (xz * t[0] + yz * t[1] + zz * t[2])
 
     uu, uv, vv = product(u, u), product(u, v), product(v, v)
-    angle = np.arctan2(2 * uv, uu - vv) / 2
-    long = np.cos(angle) * u + np.sin(angle) * v
-    short = np.cos(angle) * v - np.sin(angle) * u
-    half, apart = (uu + vv) / 2, np.hypot((uu - vv) / 2, uv)
+    angle = xp.arctan2(2 * uv, uu - vv) / 2
+    long = xp.cos(angle) * u + xp.sin(angle) * v
+    short = xp.cos(angle) * v - xp.sin(angle) * u
+    half, apart = (uu + vv) / 2, xp.hypot((uu - vv) / 2, uv)
     own = middle + radius * first
-    frame = np.where(largest_first, [short, long, one], [one, short, long])
-    values = np.where(
-        largest_first, [half - apart, half + apart, own], [own, half - apart, half + apart]
-    )
-    return frame.transpose(2, 1, 0), values.T
+
+    def in_order(one: Array, short: Array, long: Array) -> Array:
+        columns = [(short, one), (long, short), (one, long)]
+        return xp.stack([xp.where(largest_first, *column) for column in columns])
+
+    frame, values = in_order(one, short, long), in_order(own, half - apart, half + apart)
+    return xp.moveaxis(frame, 2, 0).swapaxes(1, 2), values.T
 
 
-def surface_height(
-    around: np.ndarray, scale: np.ndarray, factor: np.ndarray | float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
+def surface_height(around: Array, scale: Array, factor: Array | float = 1.0) -> tuple[Array, Array]:
     """Height (Q,) at the origin of the surface through the points `around` (Q, K, 3), and the
     weighted root mean square (Q,) of their distances to it along the normal.
 
@@ -248,11 +267,13 @@ def surface_height(
     coordinate of the points is the height. scale: (Q,), about the distance of the furthest point.
     factor: (Q, K), additional weight of each point.
     """
-    z, y, x = np.moveaxis(around / scale[:, None, None], 2, 0)
-    weight = factor * np.exp(-_QUADRIC_FALL * (x * x + y * y + z * z))
-    terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=2)
-    weighted = (terms * weight[..., None]).transpose(0, 2, 1)
-    fitted = np.linalg.solve(weighted @ terms + np.diag(_RIDGE), weighted @ z[..., None])
+    xp = library(around)
+    z, y, x = xp.moveaxis(around / scale[:, None, None], 2, 0)
+    weight = factor * xp.exp(-_QUADRIC_FALL * (x * x + y * y + z * z))
+    terms = xp.stack([xp.ones_like(x), x, y, x * x, x * y, y * y], axis=2)
+    weighted = (terms * weight[..., None]).swapaxes(1, 2)
+    ridge = np.diag(_RIDGE) if xp is np else xp.asarray(np.diag(_RIDGE)).to(around.device)
+    fitted = xp.linalg.solve(weighted @ terms + ridge, weighted @ z[..., None])
     off = z - (terms @ fitted)[..., 0]
-    residual = np.sqrt((weight * off * off).sum(axis=1) / weight.sum(axis=1))
+    residual = xp.sqrt((weight * off * off).sum(axis=1) / weight.sum(axis=1))
     return scale * fitted[:, 0, 0], scale * residual

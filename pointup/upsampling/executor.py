@@ -159,6 +159,11 @@ def _thin_and_relax(
         with workers.barrier():
             for block in _in_threads(upsampling.thin, workers.shard(blocks), num_threads):
                 report(thinning_share * sizes[block])
+    if upsampling.groups:
+        with workers.barrier():
+            groups = workers.shard(upsampling.groups)
+            for _ in _in_threads(upsampling.relax_group, groups, num_threads):
+                pass
     with workers.barrier():
         every_block = workers.shard(range(len(upsampling)))
         for block in _in_threads(upsampling.relax_block, every_block, num_threads):

@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import wavy_pair
 from forest_options import FOREST
+from sheets import StoreMaker, sheet, upsample_in_blocks
 from test_model import as_if_trained
 from torch import Tensor
 from torch_geometric.data import Batch
@@ -30,6 +31,8 @@ from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_clouds
 from pointup.geometry.packed import assume_valid, on_host, to_device
 from pointup.model.upsampler import Upsampler
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
+from pointup.upsampling.options import UpsampleOptions
+from pointup.upsampling.single_pass import upsampling_pass
 
 pytest.importorskip("triton", reason="the kernels' wrappers need triton")
 IS_EMULATED = os.environ.get("POINTUP_TESTS_EMULATED") == "1"
@@ -147,6 +150,27 @@ def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
     assert len(made) == len(expected) == 1800
     # Rounding may decide which of two equally good children is kept.
     assert np.isclose(made, expected, rtol=0, atol=1e-3).all(1).mean() > 0.9
+
+
+@needs_device
+def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(
+    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, options = as_if_trained(), UpsampleOptions(ratio=3.0)
+
+    def upsampled(device: torch.device, tile: float | None = None) -> np.ndarray:
+        store = make_store(sheet(600), block_size=60)
+        return upsample_in_blocks(store, model.to(device), options, tile, 200, device)
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a stage of the device ran on the host")
+
+    expected = upsampled(CPU)
+    monkeypatch.setattr(upsampling_pass, "relax", refuse)
+    made = upsampled(DEVICE)
+    assert len(made) == len(expected) == 1200
+    assert (np.linalg.norm(made - expected, axis=1) < 1e-3).mean() > 0.99
+    np.testing.assert_array_equal(upsampled(DEVICE, tile=8.0), made)
 
 
 @needs_device

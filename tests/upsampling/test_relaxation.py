@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -15,6 +16,7 @@ from pointup.upsampling.single_pass.relaxation import (
     onto_facets,
     onto_surface,
     relax,
+    relax_on_device,
     within_borders,
 )
 
@@ -375,3 +377,20 @@ def test_points_of_curved_and_of_noisy_surfaces_are_on_no_facets() -> None:
     for measured in (sphere, noisy):
         points = measured[:300] + 0.01
         assert np.array_equal(on_facets(points, measured), points)
+
+
+@pytest.mark.parametrize("options", [(5, True, 0.0, 0.0), (3, False, 0.3, 1.5)])
+def test_blocks_relaxed_together_are_as_those_relaxed_alone(options: tuple[float, ...]) -> None:
+    """Batched operations on packed blocks, here on the CPU, against NumPy and a k-d tree."""
+    rng = np.random.default_rng(0)
+    blocks, far = [], np.array([0, 0, 1000])
+    for seed, (num_free, num_fixed) in enumerate([(700, 250), (9, 4), (300, 0)]):
+        free = plane(num_free, seed) + far + rng.normal(size=(num_free, 3)) * 0.01
+        free[:5] = free[0]
+        blocks.append((free, plane(num_fixed, seed + 9) + far, 2 * num_free // 3))
+    # All neighbours of a point in one place.
+    blocks.append((np.ones((20, 3)), NOTHING, 20))
+    together = relax_on_device(blocks, torch.device("cpu"), *options)
+    for relaxed, (free, fixed, num_wanted) in zip(together, blocks, strict=True):
+        alone = relax(free, fixed, *options, num_wanted)  # type: ignore[arg-type]
+        np.testing.assert_allclose(relaxed, alone, rtol=0, atol=1e-9)

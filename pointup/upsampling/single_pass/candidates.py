@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,18 +145,10 @@ def make_candidates(
     # In the first pass an attribute of that name is one of the file.
     if not is_first:
         slack = region.rows["attributes"][SLACK][near.places]
-    try:
-        with device_lock, _without_autocast(device):
-            offset, distance, spread, log_error, *of_parents = _run(
-                model, near, num_slots[order], slack, device, children_per_call
-            )
-    except RuntimeError as error:
-        if not OUT_OF_MEMORY.search(str(error)):
-            raise
-        raise ConfigError(
-            f"{device} has too little memory for {len(near.pos)} points at a time; lower "
-            "--token-budget, or in Python choose device='cpu'"
-        ) from error
+    with use_of(device, device_lock, len(near.pos)):
+        offset, distance, spread, log_error, *of_parents = _run(
+            model, near, num_slots[order], slack, device, children_per_call
+        )
     for values in (offset, spread, *of_parents):
         if not np.isfinite(values).all():
             raise ModelError("the output of the model is not finite; train it again")
@@ -190,12 +183,28 @@ def _reach(region: Region, core: np.ndarray, config: ModelConfig) -> np.ndarray:
     return reach
 
 
-def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off. That of the caller holds in its own thread only: the points would depend on the
-    number of threads."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+@contextmanager
+def use_of(
+    device: torch.device, lock: AbstractContextManager[object], num_points: int
+) -> Iterator[None]:
+    """Context of operations on `num_points`, while the lock of the device is held.
+
+    Autocast is off: that of the caller holds in its own thread only, and the points would depend on
+    the number of threads. Raises ConfigError if the device runs out of memory.
+    """
+    autocast: Any = nullcontext()
+    if torch.amp.is_autocast_available(device.type):
+        autocast = torch.autocast(device.type, enabled=False)
+    try:
+        with lock, autocast:
+            yield
+    except RuntimeError as error:
+        if not OUT_OF_MEMORY.search(str(error)):
+            raise
+        raise ConfigError(
+            f"{device} has too little memory for {num_points} points at a time; lower "
+            "--token-budget, or in Python choose device='cpu'"
+        ) from error
 
 
 @torch.inference_mode()

@@ -10,10 +10,21 @@ directions instead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from scipy.spatial import cKDTree
 
-from pointup.geometry.surfaces import principal_axes, surface_height
+from pointup.geometry.neighbors import knn
+from pointup.geometry.packed import assume_valid, ptr_from_sizes, to_device
+from pointup.geometry.surfaces import (
+    Array,
+    contiguous,
+    library,
+    principal_axes,
+    surface_height,
+)
 
 NUM_NEIGHBORS = 12
 """Number of neighbours that repel a point and that its surface is fitted to, and whose convex hull,
@@ -44,8 +55,9 @@ _WIRE = 0.2
 # Share of the variance along the normal up to which neighbours lie on a surface, and from which
 # they fill a volume. For points drawn evenly from a ball it is 0.17 on average, rarely below 0.09.
 _SURFACE, _VOLUME = 0.03, 0.1
-# Rows processed at a time, so that the arrays fit in the cache of the CPU.
-_ROWS = 2048
+# Rows processed at a time: the arrays fit in the cache of the CPU; on a device they take less than
+# 2 GB.
+_ROWS, _ROWS_ON_DEVICE = 2048, 1 << 18
 
 
 def relax(
@@ -84,48 +96,99 @@ def relax(
     # it.
     spacing = near[index[:, 1:]].mean(axis=1)
     movable = np.flatnonzero((spacing > 0) & (distance[: len(free), -1] > 0))
-    distance, index, spacing = distance[movable], index[movable], spacing[movable]
-    frame, mobility, outward = (
-        np.zeros((len(movable), 3, 3)),
-        np.zeros((len(movable), 3)),
-        np.zeros((len(movable), 3)),
-    )
-    in_volume = np.zeros(len(movable))
-    for rows in _parts(len(movable)):
-        around = start[index[rows]]
-        frame[rows], variance = principal_axes(around, distance[rows])
-        if volume_radius > 0:
-            in_volume[rows] = _in_volume(variance)
-        mobility[rows] = _mobility(variance, in_volume[rows])
-        off = around[:, 0] - around[:, 1:].mean(axis=1)
-        outward[rows] = _outward(off, distance[rows, -1])
-    radius = spacing * (1.0 + (volume_radius - 1.0) * in_volume)
-    most_move = (_MAX_MOVE + (_MAX_MOVE_IN_VOLUME - _MAX_MOVE) * in_volume) * spacing
-    now = start.copy()
-    others = [np.ascontiguousarray(index[rows, 1:].T) for rows in _parts(len(movable))]
-    for _ in range(num_steps):
-        before = np.ascontiguousarray(now.T)
-        for number, rows in enumerate(_parts(len(movable))):
-            here, own = movable[rows], others[number]
-            away = [of_axis[here] - of_axis.take(own) for of_axis in before]
-            push = _along_axes(_push(away, radius[rows]), frame[rows], mobility[rows])
-            moved = now[here] - start[here] + _without_outward(push, outward[rows])
-            now[here] = start[here] + _limit_length(moved, most_move[rows])
     wanted = len(free) if num_wanted is None else num_wanted
-    for rows in _parts(int(np.searchsorted(movable, wanted))):
-        here = movable[rows]
-        around = (start[index[rows]] - now[here, None]) @ frame[rows]
+    now = _moved(
+        start,
+        movable,
+        distance[movable],
+        index[movable],
+        spacing[movable],
+        int(np.searchsorted(movable, wanted)),
+        (num_steps, keeps_sheets, most_residual, volume_radius),
+    )
+    return now[:wanted]
+
+
+@torch.no_grad()
+def relax_on_device(
+    blocks: Sequence[tuple[np.ndarray, np.ndarray, int]], device: torch.device, *options: float
+) -> list[np.ndarray]:
+    """`relax` of several blocks at once: of `free`, `fixed` and `num_wanted` of each.
+
+    Each block has more than `NUM_NEIGHBORS` points. The `options` are all others of `relax`.
+    """
+    points = torch.from_numpy(np.concatenate([part for block in blocks for part in block[:2]]))
+    sizes = np.array([(wanted, len(free) - wanted, len(fixed)) for free, fixed, wanted in blocks])
+    # 0 for points that are wanted, 1 for other free ones, 2 for fixed ones.
+    kinds = torch.from_numpy(np.repeat(np.tile(np.arange(3), len(blocks)), sizes.ravel()))
+    ptr = to_device(ptr_from_sizes(torch.from_numpy(sizes.sum(axis=1))), device)
+    start, kind = to_device(points, device), to_device(kinds, device)
+    with assume_valid():
+        squared, index = knn(start, ptr, NUM_NEIGHBORS + 1)
+    distance, wanted = squared.sqrt(), (kind == 0).nonzero()[:, 0]
+    near = distance[:, 1 : _NUM_SPACING + 1].mean(1)
+    spacing = near[index[:, 1:]].mean(1)
+    kind = kind.masked_fill((spacing <= 0) | (distance[:, -1] <= 0), 2)
+    settled, others = ((kind == number).nonzero()[:, 0] for number in (0, 1))
+    rows = torch.cat([settled, others])
+    now = _moved(start, rows, distance[rows], index[rows], spacing[rows], len(settled), options)
+    return np.split(now[wanted].cpu().numpy(), np.cumsum(sizes[:-1, 0]))
+
+
+def _moved(
+    start: Array,
+    movable: Array,
+    distance: Array,
+    index: Array,
+    spacing: Array,
+    num_settled: int,
+    options: Sequence[float],
+) -> Array:
+    """Positions (N, 3) of points (N, 3) after the rows `movable` (Q,) of them are relaxed.
+
+    Shapes: `distance` and `index` (Q, K + 1) of their neighbours, themselves first, and `spacing`
+    (Q,). The first `num_settled` of them are moved onto the surface at the end.
+    """
+    xp, (num_steps, keeps_sheets, most_residual, volume_radius) = library(start), options
+    parts = []
+    for rows in _parts(len(movable), _ROWS if xp is np else _ROWS_ON_DEVICE):
+        around = start[index[rows]]
+        frame, variance = principal_axes(around, distance[rows])
+        in_volume = _in_volume(variance) if volume_radius > 0 else xp.zeros_like(spacing[rows])
+        off = around[:, 0] - around[:, 1:].mean(axis=1)
+        outward = _outward(off, distance[rows, -1])
+        others = contiguous(index[rows, 1:].T)
+        mobility = _mobility(variance, in_volume)
+        parts.append((rows, others, contiguous(frame), mobility, outward, in_volume))
+    now = start + 0.0
+    for _ in range(int(num_steps)):
+        before = contiguous(now.T)
+        for rows, others, frame, mobility, outward, in_volume in parts:
+            here = movable[rows]
+            radius = spacing[rows] * (1.0 + (volume_radius - 1.0) * in_volume)
+            most_move = (_MAX_MOVE + (_MAX_MOVE_IN_VOLUME - _MAX_MOVE) * in_volume) * spacing[rows]
+            away = [of_axis[here] - of_axis.take(others) for of_axis in before]
+            push = _along_axes(_push(away, radius), frame, mobility)
+            moved = now[here] - start[here] + _without_outward(push, outward)
+            now[here] = start[here] + _limit_length(moved, most_move)
+    for rows, _, frame, _, _, in_volume in parts:
+        rows = slice(rows.start, min(rows.stop, num_settled))
+        count = rows.stop - rows.start
+        if count <= 0:
+            break
+        here, frame = movable[rows], frame[:count]
+        around = (start[index[rows]] - now[here][:, None]) @ frame
         height, residual = surface_height(around, 1.05 * distance[rows, -1])
         residual /= spacing[rows]
         if keeps_sheets:
             height *= _falling(residual, _GOOD_FIT, _NO_FIT)
-        height *= 1.0 - in_volume[rows]
+        height *= 1.0 - in_volume[:count]
         most = _MAX_HEIGHT * spacing[rows]
-        now[here] += height.clip(-most, most)[:, None] * frame[rows, :, 0]
+        now[here] += height.clip(-most, most)[:, None] * frame[:, :, 0]
         if most_residual > 0:
             share = _falling(residual, _FREE * most_residual, most_residual)
             now[here] = start[here] + share[:, None] * (now[here] - start[here])
-    return now[:wanted]
+    return now
 
 
 def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
@@ -154,75 +217,77 @@ def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.
     return now
 
 
-def _parts(number: int) -> list[slice]:
-    return [slice(i, min(i + _ROWS, number)) for i in range(0, number, _ROWS)]
+def _parts(number: int, size: int = _ROWS) -> list[slice]:
+    return [slice(i, min(i + size, number)) for i in range(0, number, size)]
 
 
-def _falling(values: np.ndarray, start: float, stop: float) -> np.ndarray:
+def _falling(values: Array, start: float, stop: float) -> Array:
     """1 up to `start`, 0 from `stop` on, linear in between."""
-    falling: np.ndarray = (stop - values.clip(start, stop)) / (stop - start)
-    return falling
+    return (stop - values.clip(start, stop)) / (stop - start)
 
 
-def _in_volume(variance: np.ndarray) -> np.ndarray:
+def _in_volume(variance: Array) -> Array:
     """Whether points with the variances (Q, 3) fill a volume, (Q,) from 0, on a surface, to 1."""
     return 1.0 - _falling(variance[:, 0] / variance.sum(axis=1), _SURFACE, _VOLUME)
 
 
-def _mobility(variance: np.ndarray, in_volume: np.ndarray) -> np.ndarray:
+def _mobility(variance: Array, in_volume: Array) -> Array:
     """Share (Q, 3) of a step along each axis that a point makes.
 
     Along the normal it is that of the volume, 0 on a surface. Along the surface it is 1, but on a
     wire 1 only along the wire.
     """
-    mobility = np.ones_like(variance)
+    mobility = library(variance).ones_like(variance)
     mobility[:, 0] = in_volume
     mobility[:, 1] = (variance[:, 1] / (_WIRE * variance[:, 2])).clip(0.0, 1.0)
     return mobility
 
 
-def _push(away: list[np.ndarray], radius: np.ndarray) -> np.ndarray:
+def _push(away: list[Array], radius: Array) -> Array:
     """Steps (Q, 3) away from neighbours that are closer than the radius (Q,).
 
     away: x, y and z (K, Q) from the neighbours to the point. Sums over three adjacent values, or
     over the neighbours of one point, would be slow.
     """
-    x, y, z = away
-    gap = np.sqrt(x * x + y * y + z * z)
-    strength = np.maximum(1.0 - gap / radius, 0.0)
+    xp, (x, y, z) = library(radius), away
+    gap = xp.sqrt(x * x + y * y + z * z)
+    strength = (1.0 - gap / radius).clip(min=0.0)
     # A coincident neighbour has no direction.
-    strength /= np.maximum(gap, 1e-9 * radius)
-    return np.stack([_STEP * radius * (strength * axis).sum(axis=0) for axis in away], axis=1)
+    strength /= xp.maximum(gap, 1e-9 * radius)
+    return xp.stack([_STEP * radius * (strength * axis).sum(axis=0) for axis in away], axis=1)
 
 
-def _along_axes(push: np.ndarray, frame: np.ndarray, mobility: np.ndarray) -> np.ndarray:
+def _along_axes(push: Array, frame: Array, mobility: Array) -> Array:
     """Steps (Q, 3) with their components along the axes multiplied by the mobility (Q, 3)."""
-    along = mobility * np.einsum("qi,qij->qj", push, frame)
-    return np.einsum("qj,qij->qi", along, frame)
+    xp = library(push)
+    along = mobility * xp.einsum("qi,qij->qj", push, frame)
+    return xp.einsum("qj,qij->qi", along, frame)
 
 
-def _outward(off: np.ndarray, radius: np.ndarray) -> np.ndarray:
+def _outward(off: Array, radius: Array) -> Array:
     """Direction (Q, 3) out of the cloud for points at its border, of length 0 to 1; 0 inside.
 
     off: (Q, 3) from the mean of the neighbours, which lie within `radius` (Q,), to the point. Its
     length is a seventh of the radius by chance, and 0.42 of it at a straight border, where the
     result has length 1.
     """
-    length = np.linalg.norm(off, axis=1)
+    xp = library(off)
+    length = xp.linalg.norm(off, axis=1)
     share = ((length / radius - _INSIDE) / (_BORDER - _INSIDE)).clip(0.0, 1.0)
-    return off * (share / np.maximum(length, 1e-9 * radius))[:, None]
+    return off * (share / xp.maximum(length, 1e-9 * radius))[:, None]
 
 
-def _without_outward(push: np.ndarray, outward: np.ndarray) -> np.ndarray:
+def _without_outward(push: Array, outward: Array) -> Array:
     """Steps (Q, 3) without their outward component, so that the border of a cloud does not grow."""
-    length = np.einsum("qi,qi->q", push, outward).clip(min=0.0)
+    length = library(push).einsum("qi,qi->q", push, outward).clip(min=0.0)
     return push - length[:, None] * outward
 
 
-def _limit_length(moved: np.ndarray, most: np.ndarray) -> np.ndarray:
+def _limit_length(moved: Array, most: Array) -> Array:
     """Vectors (Q, 3), shortened to at most `most` (Q,)."""
-    length = np.linalg.norm(moved, axis=1)
-    return moved * (most / np.maximum(length, most))[:, None]
+    xp = library(moved)
+    length = xp.linalg.norm(moved, axis=1)
+    return moved * (most / xp.maximum(length, most))[:, None]
 
 
 # Largest share of the variance along the normal in a flat part: a tip or an edge curves beyond the

@@ -9,25 +9,30 @@ tiles.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
+from pointup.geometry import kernels
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.single_pass.candidates import Candidates, make_candidates
+from pointup.upsampling.single_pass.candidates import Candidates, make_candidates, use_of
 from pointup.upsampling.single_pass.measured import Measured
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.quotas import TargetCounts
 from pointup.upsampling.single_pass.relaxation import (
+    NUM_NEIGHBORS,
     onto_facets,
     onto_surface,
     relax,
+    relax_on_device,
     within_borders,
 )
 from pointup.upsampling.single_pass.selection import (
@@ -53,8 +58,9 @@ _NEAR_MEASURED = 1.5
 class UpsamplingPass:
     """One pass of upsampling over a store.
 
-    Call `make_candidates` for every tile, then `colors`, then `thin` and `relax_block` for every
-    block. Results are block files in the store's directory, for all processes; `output` reads them.
+    Call `make_candidates` for every tile, then `colors`, then `thin` for every block, `relax_group`
+    for all `groups`, and `relax_block` for every block. Results are block files in the store's
+    directory, for all processes; `output` reads them.
 
     `ratio` is the ratio of this pass; None computes it from the target density, point by point. A
     later pass needs `measured`, the store of the first pass. Its own store is in the coordinates of
@@ -101,6 +107,8 @@ class UpsamplingPass:
         )
         # One batch at a time on an accelerator; other threads search neighbours meanwhile.
         self._device_lock: Any = nullcontext() if on_cpu else threading.Lock()
+        # Without its kernels a device searches neighbours more slowly than the host.
+        self._uses_device = kernels.take(torch.empty((0, 3), device=device), NUM_NEIGHBORS + 1)
 
     def tiles(self, num_points: int, side: float | None = None) -> list[Tile]:
         """Tiles of at most `num_points` points, or with sides of at most `side`, in file units."""
@@ -218,26 +226,48 @@ class UpsamplingPass:
             parent=start + row if self.measured is None else attributes[PARENT][row],
         )
 
+    @property
+    def groups(self) -> list[range]:
+        """Blocks whose points are relaxed together on the device; none on the CPU."""
+        if not self._uses_device or self._second_pass:
+            return []
+        return [range(*ends) for ends in pairwise([*self._batches.tolist(), len(self)])]
+
+    def relax_group(self, blocks: Sequence[int]) -> None:
+        """Relax the selected points of several blocks on the device, for `relax_block`."""
+        parts = {}
+        for block in blocks:
+            with self._files.load(block, "picked") as saved:
+                free, fixed, _ = self._around(block, saved["position"])
+            if len(free) + len(fixed) > NUM_NEIGHBORS:
+                parts[block] = free, fixed, len(saved["position"])
+        num_points = sum(len(free) + len(fixed) for free, fixed, _ in parts.values())
+        if parts:
+            with use_of(self.device, self._device_lock, num_points):
+                relaxed = relax_on_device([*parts.values()], self.device, *self._relaxation)
+            for block, points in zip(parts, relaxed, strict=True):
+                self._files.save(block, "relaxed", position=points)
+
     def relax_block(self, block: int) -> None:
-        """Relax the selected points of a block, and compute what `Measured.settle` returns of those
-        that `Measured.is_kept` keeps."""
+        """Relax the selected points of a block, unless its group was, and compute what
+        `Measured.settle` returns of those that `Measured.is_kept` keeps."""
         with self._files.load(block, "picked") as saved:
             picked = saved
         region = Region(self.store, block, block + 1)
         selected = picked["position"]
-        what = "candidates" if self._second_pass else "picked"
-        free, sources = self._around(block, selected, what)
-        fixed = sources if self.options.originals else sources[:0]
-        # Most neighbourhoods of a survey lie on no single surface.
-        sheets = not self.store.frame.is_upright
-        if self._second_pass:
+        is_relaxed = not self._second_pass and self._files.exists(block, "relaxed")
+        if not is_relaxed or self._has_sheets:
+            free, fixed, sources = self._around(block, selected)
+        if is_relaxed:
+            with self._files.load(block, "relaxed") as saved:
+                points = saved["position"]
+            self._files.delete(block, "relaxed")
+        elif self._second_pass:
             # They are relaxed already, and only moved onto the surface through all candidates.
             points = onto_surface(selected, free, fixed)
         else:
-            config, points = self.model.config, np.concatenate([selected, free])
-            limits = config.relaxation_residual, config.volume_relaxation
-            points = relax(points, fixed, self.num_steps, sheets, *limits, len(selected))
-        if sheets:
+            points = relax(free, fixed, *self._relaxation, len(selected))
+        if self._has_sheets:
             core = region.rows["position"][region.places(block)]
             points = within_borders(points, picked["row"], core, sources)
             points = onto_facets(points, picked["row"], core, sources)
@@ -246,23 +276,41 @@ class UpsamplingPass:
         of_rows = {"target_count": new.pop("target_count")}
         self._files.save(block, "points", **of_rows, **{name: new[name][kept] for name in new})
 
-    def _around(self, block: int, selected: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
-        """Points around the `selected` (M, 3) of a block: new points (F, 3), all `candidates` or
-        those `picked` in other blocks, and points of the store (G, 3)."""
+    @property
+    def _has_sheets(self) -> bool:
+        """Most neighbourhoods of a survey lie on no single surface."""
+        return not self.store.frame.is_upright
+
+    @property
+    def _relaxation(self) -> tuple[int, bool, float, float]:
+        """Options of `relax`."""
+        config = self.model.config
+        limits = config.relaxation_residual, config.volume_relaxation
+        return self.num_steps, self._has_sheets, *limits
+
+    def _around(
+        self, block: int, selected: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Points around the `selected` (M, 3) of a block: the free ones (F, 3), which are the
+        selected of all blocks, those of this one first, or with a second pass all candidates; the
+        fixed ones (G, 3); and those of the store (S, 3)."""
         margin = _MARGIN * self._spacing[block]
         box = self._low[block] - margin, self._high[block] + margin
         free, sources = Surroundings(selected, *box), Surroundings(selected, *box)
         for other in [block, *touching(self._low, self._high, block, margin).tolist()]:
             rows = self.store.read_block(other)["position"]
-            if what == "candidates":
-                with self._files.load(other, what) as saved:
+            if self._second_pass:
+                with self._files.load(other, "candidates") as saved:
                     parent = np.repeat(np.arange(len(rows)), saved["num_slots"])
                     free.add(rows[parent] + saved["offset"])
             elif other != block:
-                with self._files.load(other, what) as saved:
+                with self._files.load(other, "picked") as saved:
                     free.add(saved["position"])
             sources.add(rows)
-        return free.nearest(), sources.nearest()
+        around, measured = free.nearest(), sources.nearest()
+        if not self._second_pass:
+            around = np.concatenate([selected, around])
+        return around, measured if self.options.originals else measured[:0], measured
 
     def needs_next_pass(self) -> bool:
         """Whether a next pass has points to add."""

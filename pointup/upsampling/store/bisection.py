@@ -94,6 +94,9 @@ class BlockFiles:
         with os_errors(path, "read"), path.open("rb") as file:
             return nullcontext(pickle.load(file))
 
+    def exists(self, block: int, what: str) -> bool:
+        return self._path(block, what).exists()
+
     def delete(self, block: int, what: str) -> None:
         self._path(block, what).unlink()
 
