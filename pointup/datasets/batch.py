@@ -41,9 +41,9 @@ def collate(samples: Iterable[Data]) -> Batch:
     (M, 3), `target_batch`, `target_ptr`, and `name` (list of B) and `index` (B,) int64. It has
     `target_normals` (M, 3), and `resample` (K, 3) with `resample_ptr`, if any sample has them. A
     sample without them gets zero normals and no points of `resample`, so that a cloud is treated
-    the same in every batch. An empty list gives an empty batch. `seconds` maps each stage of the
-    data loading to its duration. Samples that can't be read are left out: `faults` has (index,
-    name, reason) of each.
+    the same in every batch. `core` is the list of their cores. An empty list gives an empty batch.
+    `seconds` maps each stage of the data loading to its duration. Samples that can't be read are
+    left out: `faults` has (index, name, reason) of each.
     """
     began = time.perf_counter()
     samples = list(samples)
@@ -78,6 +78,7 @@ def collate(samples: Iterable[Data]) -> Batch:
             [sample.resample if "resample" in sample else empty for sample in samples]
         )
     seconds = sum((Counter(sample.get("seconds", {})) for sample in samples), Counter())
+    batch.core = [sample.get("core") for sample in samples]
     batch.faults = faults
     batch.seconds = {**seconds, "packing": time.perf_counter() - began}
     return batch

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from pointup.datasets.flight_passes import FlightPass, covered_area, find_passes, time_and_id
-from pointup.datasets.pair import Pair
+from pointup.datasets.pair import Pair, is_within
 from pointup.datasets.pair_writer import write_part
 from pointup.datasets.regions import SurveyRegion, is_held_out
 from pointup.datasets.survey_tiles import (
@@ -62,6 +62,8 @@ class TileBlock:
         held_out: validation tiles; their points, and those in the strip around them, are left out.
             None for validation pairs.
         tile: side length of a tile.
+        margin: width of the ground around a tile that its pair shows beside the tile, its core.
+        neighbors: blocks that this ground may be in.
     """
 
     folders: Sequence[Sequence[Path]]
@@ -70,22 +72,52 @@ class TileBlock:
     names: frozenset[str]
     held_out: HeldOutTiles | None
     tile: float
+    margin: float = 0.0
+    neighbors: Sequence[tuple[int, int]] = ()
+
+    def read(self, side: int, num_columns: int = 3) -> np.ndarray:
+        """The points (N, num_columns) of a side: those of the block, then those near its tiles."""
+        points = [read_block(self.folders[side], self.xy, num_columns)]
+        for xy in self.neighbors:
+            around = read_block(self.folders[side], xy, num_columns)
+            near = [is_within(around, self.box(name), self.margin) for name in self.names]
+            points.append(around[np.any(near, axis=0)])
+        return np.concatenate(points)
+
+    def box(self, name: str) -> np.ndarray:
+        """Lower and upper corner (2, 2) of a tile."""
+        x, y = map(int, name.rsplit("_", 2)[1:])
+        return np.array([[x, y], [x + 1, y + 1]]) * self.tile
 
     def usable(self, points: np.ndarray) -> np.ndarray:
         """The points (N, 3 or more) that are not held out."""
         return points if self.held_out is None else self.held_out.without_strip(points)
 
-    def tiles_of(self, points: np.ndarray) -> dict[str, np.ndarray]:
-        """The points (N, 3 or more) of each tile of which pairs are made, by the name of the tile,
-        ascending in x, then y."""
+    def tiles_of(self, points: np.ndarray, margin: float = 0.0) -> dict[str, np.ndarray]:
+        """The points (N, 3 or more) of each tile of which pairs are made, and those within `margin`
+        around, by the name of the tile, ascending in x, then y."""
         tiles = split_tiles(points[:, :2], self.tile)
         names = (f"{self.stem}_{x}_{y}" for x, y in tiles.xy.tolist())
         rows = [(name, row) for row, name in enumerate(names) if name in self.names]
+        if margin:
+            return {name: points[is_within(points, self.box(name), margin)] for name, _ in rows}
         return {name: points[tiles.points(row)] for name, row in rows}
 
     def count(self, points: np.ndarray) -> int:
         """The number of points in these tiles."""
         return sum(map(len, self.tiles_of(points).values()))
+
+    def pairs(
+        self, name: str, source: np.ndarray, target: np.ndarray, min_points: int
+    ) -> Iterator[Pair]:
+        """The pair of a tile; none with fewer than `min_points` of its points on a side."""
+        core = self.box(name) if self.margin else None
+        num_inside = (
+            len(points) if core is None else int(is_within(points, core).sum())
+            for points in (source, target)
+        )
+        if min(num_inside) >= max(min_points, 1):
+            yield Pair.centred(name, source[:, :3], target[:, :3], core=core)
 
 
 def two_survey_pairs(block: TileBlock, *, min_points: int) -> BlockPairs:
@@ -94,16 +126,17 @@ def two_survey_pairs(block: TileBlock, *, min_points: int) -> BlockPairs:
     Removed first are points at the position of another one, points on ground that only one survey
     covers, and held-out points. A tile is left out if fewer than `min_points` remain on a side.
     """
-    sides = [read_block(of_side, block.xy) for of_side in block.folders]
+    sides = [block.read(side) for side in range(len(block.folders))]
     clouds = [points[first_occurrences(points)] for points in sides]
     common = on_common_ground(clouds, block.tile)
     kept = [points[mask] for points, mask in zip(clouds, common, strict=True)]
     num_read, num_once, num_common = (sum(map(block.count, each)) for each in (sides, clouds, kept))
-    sources, targets = (block.tiles_of(block.usable(points)) for points in kept)
+    sources, targets = (block.tiles_of(block.usable(points), block.margin) for points in kept)
     pairs = [
-        Pair.centred(name, source, targets[name])
-        for name, source in sources.items()
-        if min(len(source), len(targets.get(name, ()))) >= max(min_points, 1)
+        pair
+        for name in sources
+        if name in targets
+        for pair in block.pairs(name, sources[name], targets[name], min_points)
     ]
     return BlockPairs(pairs, num_read - num_once, num_once - num_common)
 
@@ -119,18 +152,18 @@ def thinned_pairs(
     name and the seed. Removed first are points at the position of another one, and held-out points.
     A tile is left out if too few points remain for `min_points` on each side.
     """
-    read = read_block(block.folders[0], block.xy)
+    read = block.read(0)
     points = read[first_occurrences(read)]
     fewest = fewest_dense_points(min_points, ratio, disjoint)
-    pairs = []
-    for name, dense in block.tiles_of(block.usable(points)).items():
+    pairs: list[Pair] = []
+    for name, dense in block.tiles_of(block.usable(points), block.margin).items():
         if len(dense) < fewest:
             continue
         rng = np.random.default_rng([seed, crc32(name.encode())])
         kind = str(rng.choice(PATTERNS)) if pattern == "mixed" else pattern
         kept = thin(dense, thinning_ratio(ratio, disjoint), kind, rng)
         target = np.delete(dense, kept, axis=0) if disjoint else dense
-        pairs.append(Pair.centred(name, dense[kept], target))
+        pairs += block.pairs(name, dense[kept], target, min_points)
     return BlockPairs(pairs, block.count(read) - block.count(points))
 
 
@@ -173,7 +206,7 @@ def pass_pairs(
     `pairs_per_tile` pairs where fewer passes cover it, and where a side has fewer than
     `min_points`.
     """
-    read = read_block(block.folders[0], block.xy, num_columns=5)
+    read = block.read(0, num_columns=5)
     positions, time, ids = read[:, :3], read[:, 3], read[:, 4].astype(np.int64)
     found = find_passes(time, ids, positions)
     points = np.column_stack([positions, found.label, _pulses(time, ids)])[found.label >= 0]
@@ -193,13 +226,16 @@ def pass_pairs(
             if source_density is not None:
                 most = min(most, np.exp(rng.uniform(*np.log(source_density))) * area)
             source = source[_whole_pulses(source[:, 4], most, rng)]
-            if min(len(source), len(target)) >= max(min_points, 1):
-                yield Pair.centred(name, source[:, :3], target[:, :3])
+            yield from block.pairs(name, source, target, min_points)
 
     pairs: list[Pair] = []
-    for name, here in block.tiles_of(block.usable(points)).items():
+    for name, here in block.tiles_of(block.usable(points), block.margin).items():
         pairs += islice(pairs_of(name, here), pairs_per_tile)
     name = f"{block.stem}_{block.xy[0]}_{block.xy[1]}"
+    if block.margin:
+        # What is told of a survey counts the ground of each block once.
+        own = read_block(block.folders[0], block.xy, num_columns=5)
+        found = find_passes(own[:, 3], own[:, 4].astype(np.int64), own[:, :3])
     return BlockPairs(pairs, passes=(name, found.passes, found.area))
 
 
@@ -246,6 +282,7 @@ class PlaceTiles:
         num_filled: number of its tiles with any points on each side.
         is_held_out: (T,) bool, which tiles are for validation.
         around: validation tiles whose strip may reach into the others.
+        region_size: side length in blocks of the regions that are made apart; 0 for a whole survey.
     """
 
     place: Place
@@ -253,6 +290,12 @@ class PlaceTiles:
     num_filled: int
     is_held_out: np.ndarray
     around: HeldOutTiles
+    region_size: int = 0
+
+
+CONTEXT = 0.5
+"""Width of the ground around the tile of a validation pair, as a share of the strip. Its corners
+are no farther from the tile than the strip, so that no training point is on it."""
 
 
 def _in_this_process(calls: BlockCalls, number: int, title: str) -> Iterator[BlockPairs]:
@@ -297,7 +340,7 @@ def make_part(
                 name, passes, area = found.passes
                 facts.setdefault("passes", {})[name] = [area, *map(asdict, passes)]
             for pair in found.pairs:
-                facts["points_in_pairs"] += len(pair.source) + len(pair.target)
+                facts["points_in_pairs"] += pair.num_points
                 yield pair
 
     splits = {
@@ -316,9 +359,25 @@ def _calls(
     for x, y in tiles.xy[tiles.is_held_out == is_validation].tolist():
         names.setdefault((x // block, y // block), []).append(f"{stem}_{x}_{y}")
     for block_xy in sorted(names):
-        near = None if is_validation else tiles.around.near_block(block_xy, block)
         of_block = frozenset(names[block_xy])
-        yield partial(make, TileBlock(folders, stem, block_xy, of_block, near, tile))
+        if not is_validation:
+            near = tiles.around.near_block(block_xy, block)
+            yield partial(make, TileBlock(folders, stem, block_xy, of_block, near, tile))
+            continue
+        margin = min(CONTEXT * tiles.around.strip, block * tile)
+        neighbors = _around(block_xy, tiles.region_size) if margin else ()
+        context = margin, neighbors
+        yield partial(make, TileBlock(folders, stem, block_xy, of_block, None, tile, *context))
+
+
+def _around(block_xy: tuple[int, int], region_size: int) -> list[tuple[int, int]]:
+    """The blocks around a block. Those of other regions are not at hand in every call."""
+    steps = product((-1, 0, 1), repeat=2)
+    blocks = [(block_xy[0] + x, block_xy[1] + y) for x, y in steps if (x, y) != (0, 0)]
+    if not region_size:
+        return blocks
+    region = [index // region_size for index in block_xy]
+    return [xy for xy in blocks if [index // region_size for index in xy] == region]
 
 
 # What worker processes do for a survey of several regions: sort files into blocks, make the part of
@@ -413,7 +472,7 @@ def make_region(
     )
     held = is_held_out(xy // tiling.block, tiling.threshold, tiling.seed)
     around = HeldOutTiles(tiling.tile, _tiles_of(held_out, tiling.block), tiling.strip)
-    tiles = PlaceTiles(place, xy, len(filled), held, around)
+    tiles = PlaceTiles(place, xy, len(filled), held, around, tiling.size)
     facts = {"region": list(region.xy), "left_out": left_out}
     make_part(folder, region.number, [tiles], tiling.block, make, facts)
 

@@ -330,6 +330,12 @@ def _index_batch(batch: pa.RecordBatch, mapped_at: range, part: Part, first_row:
         return batch.column(name).cast(kind) if name in batch.schema.names else default
 
     names = [f"sample_{first_row + i}" for i in range(number)]
+    origins = given("origin", TRIPLE, _rows(np.zeros((number, 3))))
+    if "core" in batch.schema.names:
+        for i, core in enumerate(batch.column("core").to_pylist()):
+            if core:
+                box = np.reshape(core, (2, 2)) - origins[i].as_py()[:2]
+                checked.low[i, :2], checked.high[i, :2] = box
     return pa.table(
         {
             "name": given("name", pa.string(), pa.array(names)),
@@ -341,7 +347,7 @@ def _index_batch(batch: pa.RecordBatch, mapped_at: range, part: Part, first_row:
             "source_extent": pa.array(checked.source_extent, pa.float32()),
             "low": _rows(checked.low),
             "high": _rows(checked.high),
-            "origin": given("origin", TRIPLE, _rows(np.zeros((number, 3)))),
+            "origin": origins,
             "vertical": given("vertical", pa.bool_(), pa.nulls(number, pa.bool_())),
             "surface": given("surface", pa.string(), pa.array([""] * number)),
         },

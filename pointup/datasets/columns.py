@@ -25,6 +25,7 @@ FEATURES = Features(
         "num_target": Value("int32"),
         "vertical": Value("bool"),
         "surface": Value("string"),
+        "core": List(Value("float64")),
     }
 )
 

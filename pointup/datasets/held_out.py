@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pointup.datasets.pair import is_within
 from pointup.datasets.samples import Samples
 from pointup.disk import read_json
 
@@ -23,15 +24,14 @@ class HeldOut:
 
     Attributes:
         num_pairs: number of validation pairs.
-        share_of_pairs, share_of_points, share_of_area: fraction of both splits. Areas are those of
-            the pairs' bounding rectangles in x and y.
+        share_of_pairs, share_of_area: fraction of both splits. Areas are those of the pairs'
+            bounding rectangles in x and y, or of their cores.
         gap: smallest horizontal distance between a training and a validation point, in the unit of
             the files; None if the pairs have no common coordinates.
     """
 
     num_pairs: int
     share_of_pairs: float
-    share_of_points: float
     share_of_area: float
     gap: float | None
 
@@ -43,7 +43,7 @@ class HeldOut:
         pairs = f"{self.num_pairs:,} pair{'s' * (self.num_pairs != 1)}"
         lines = [
             f"held out to validate on: {pairs} ({self.share_of_pairs:.1%}), "
-            f"{self.share_of_points:.1%} of the points, {self.share_of_area:.1%} of the area"
+            f"{self.share_of_area:.1%} of the area"
         ]
         if self.gap is None:
             return lines
@@ -57,11 +57,10 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class _Rectangles:
-    """The pairs of a split: bounding rectangles `low` (n, 2) to `high` (n, 2), sizes, names."""
+    """The pairs of a split: bounding rectangles `low` (n, 2) to `high` (n, 2), names."""
 
     low: np.ndarray
     high: np.ndarray
-    num_points: np.ndarray
     names: list[str]
 
     @property
@@ -82,12 +81,10 @@ def measure_held_out(train: Samples, validation: Samples, info: dict[str, Any]) 
     file only.
     """
     held_out, trained = _rectangles(validation), _rectangles(train)
-    num_points = int(held_out.num_points.sum())
     area = held_out.area
     return HeldOut(
         num_pairs=len(validation),
         share_of_pairs=len(validation) / max(len(validation) + len(train), 1),
-        share_of_points=num_points / max(num_points + int(trained.num_points.sum()), 1),
         share_of_area=area / max(area + trained.area, 1e-300),
         gap=_smallest_gap(train, validation, trained, held_out, bool(info.get("separate")))
         if str(info.get("made_by", "")).endswith(
@@ -153,14 +150,15 @@ def _smallest_gap(
 def _points(samples: Samples, row: int) -> np.ndarray:
     """x and y (N, 2) float64 of all points of a pair, in the coordinates of its file."""
     clouds = samples.points(row)
+    core = samples.core(row, clouds)
     points = np.concatenate([clouds["source"], clouds["target"]])[:, :2].astype(np.float64)
+    points = points if core is None else points[is_within(points, core)]
     return points + samples.value("origin", row)[:2]
 
 
 def _rectangles(samples: Samples) -> _Rectangles:
     origin, low, high = (samples.array(name)[:, :2] for name in ("origin", "low", "high"))
-    num_points = samples.array("num_source").astype(np.int64) + samples.array("num_target")
-    return _Rectangles(origin + low, origin + high, num_points, list(samples.names))
+    return _Rectangles(origin + low, origin + high, list(samples.names))
 
 
 # Datasets that were prepared with other options of the same surveys, meshes or HDF5 patches hold

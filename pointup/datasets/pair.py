@@ -29,6 +29,8 @@ class Pair:
         vertical: True if z is up; augmentation then rotates the pair about z only.
         surface: file name of the true surface in `surfaces/` of the dataset; "" without one. Its
             vertices are relative to `origin`, too.
+        core: (2, 2) float64, lower and upper corner in x and y, in the coordinates of the file, of
+            the ground on which the pair is measured; its clouds reach beyond. None: all of them.
     """
 
     name: str
@@ -39,6 +41,15 @@ class Pair:
     resample: np.ndarray | None = None
     vertical: bool = True
     surface: str = ""
+    core: np.ndarray | None = None
+
+    @property
+    def num_points(self) -> int:
+        """Points of source and target on the core."""
+        if self.core is None:
+            return len(self.source) + len(self.target)
+        box = self.core - self.origin[:2]
+        return int(is_within(self.source, box).sum() + is_within(self.target, box).sum())
 
     @classmethod
     def centred(cls, name: str, source: np.ndarray, target: np.ndarray, **others: Any) -> Pair:
@@ -65,6 +76,13 @@ class Pair:
                 f"{self.name}: {num_normals} normals for {len(clouds['target'])} target points"
             )
         return clouds
+
+
+def is_within(points: np.ndarray, box: np.ndarray, margin: float = 0.0) -> np.ndarray:
+    """Mask (N,) of the points (N, 2 or more) in a box (2, 2) in x and y, or near it."""
+    xy = points[:, :2]
+    mask: np.ndarray = ((xy >= box[0] - margin) & (xy <= box[1] + margin)).all(axis=1)
+    return mask
 
 
 def surface_path(dataset: str | Path, name: str) -> Path:

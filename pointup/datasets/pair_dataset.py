@@ -34,9 +34,9 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     own augmentation. Negative indices count from the end. A sample is a PyG `Data` with `pos`
     (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and `target_normals` and
     `resample` if the pair has them. Its tensors are writable. The points of large clouds are in
-    spatial order, which makes neighbour searches faster. `seconds` holds the durations of reading,
-    augmenting and ordering. A sample that can't be read has no points and has `fault`, the reason;
-    `collate` leaves it out.
+    spatial order, which makes neighbour searches faster. `core` is `Samples.core`.
+    `seconds` holds the durations of reading, augmenting and ordering. A sample that can't be read
+    has no points and has `fault`, the reason; `collate` leaves it out.
 
     With `max_tokens`, a larger pair is cropped to the `max_tokens` points around a random source
     point. The random numbers of cropping and augmentation depend only on (seed, epoch, index), not
@@ -91,6 +91,9 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         except UnreadableSample as error:
             return Data(name=name, index=index, fault=str(error))
         is_read = time.perf_counter()
+        core = None
+        if not self.augment and self.max_tokens is None:
+            core = self.samples.core(index, clouds)
         if self.augment or self.max_tokens is not None:
             rng = np.random.default_rng([self.seed, epoch, index, *repetition])
             if self.max_tokens is not None:
@@ -105,6 +108,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
             name=name,
             index=index,
             vertical=vertical,
+            core=core,
             seconds={
                 "reading": is_read - began,
                 "augmenting": is_augmented - is_read,

@@ -163,6 +163,8 @@ def _digest_pair(pair: Pair, digest: hashlib.blake2b) -> None:
     clouds = pair.clouds()
     texts = [pair.name, pair.surface, bool(pair.vertical), [len(clouds[c]) for c in POINT_COLUMNS]]
     digest.update(json.dumps(texts).encode())
+    if pair.core is not None:
+        digest.update(np.asarray(pair.core, np.float64).tobytes())
     digest.update(np.asarray(pair.origin, np.float64).tobytes())
     for column in POINT_COLUMNS:
         digest.update(np.asarray(clouds[column], np.float32).tobytes())
@@ -236,6 +238,10 @@ def _columns(group: Sequence[Pair]) -> list[pa.Array]:
         "num_target": pa.array([len(pair.target) for pair in group], pa.int32()),
         "vertical": pa.array([bool(pair.vertical) for pair in group], pa.bool_()),
         "surface": pa.array([pair.surface for pair in group], pa.string()),
+        "core": pa.array(
+            [[] if pair.core is None else pair.core.reshape(-1).tolist() for pair in group],
+            pa.list_(pa.float64()),
+        ),
     }
     return [columns[name] for name in FEATURES]
 

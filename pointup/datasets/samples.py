@@ -18,7 +18,7 @@ from zipfile import is_zipfile
 import numpy as np
 import pyarrow as pa
 
-from pointup.datasets.pair import POINT_COLUMNS, Pair, surface_path
+from pointup.datasets.pair import POINT_COLUMNS, Pair, is_within, surface_path
 from pointup.errors import DataError
 from pointup.processes import num_cores, results_of
 
@@ -47,7 +47,8 @@ SCHEMA = pa.schema(
     }
 )
 """`reason` says why a sample can't be used; null if it can. `checksum` is the CRC-32 of the bytes
-of all its points. `low` and `high` bound source and target relative to `origin`."""
+of all its points. `low` and `high` bound source and target relative to `origin`, in x and y only
+their core if the sample has one."""
 MAX_OPEN = 64
 """Files that a process keeps open; a dataset may have more files than a process may open."""
 MAX_WORKERS = 8
@@ -307,6 +308,15 @@ class Samples:
         """(3,) float64: origin + points are the coordinates of the input file."""
         return np.array(self.value("origin", index))
 
+    def core(self, index: int, clouds: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """The core (2, 2) of a sample with these points, relative to its origin; None for a sample
+        that has no points around."""
+        box = np.array([self.value(name, index)[:2] for name in ("low", "high")])
+        reaches_beyond = any(
+            not is_within(clouds[side], box).all() for side in ("source", "target")
+        )
+        return box if reaches_beyond and np.isfinite(box).all() else None
+
     def surface(self, index: int) -> Path | None:
         """The file of the true surface of a sample; None without one."""
         name = self.value("surface", index)
@@ -318,12 +328,15 @@ class Samples:
 
     def pair(self, index: int) -> Pair:
         """A sample as it was written; raises UnreadableSample."""
+        clouds, origin = self.points(index), self.origin(index)
+        core = self.core(index, clouds)
         return Pair(
             name=self.name(index),
-            origin=self.origin(index),
+            origin=origin,
             vertical=self.is_vertical(index),
             surface=self.value("surface", index) or "",
-            **self.points(index),
+            core=None if core is None else core + origin[:2],
+            **clouds,
         )
 
     def select(self, indices: np.ndarray) -> Samples:
@@ -415,6 +428,11 @@ class JoinedSamples:
         """(3,) float64: origin + points are the coordinates of the input file."""
         number, own = self._find(index)
         return self.parts[number].origin(own)
+
+    def core(self, index: int, clouds: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """`Samples.core` of a sample."""
+        number, own = self._find(index)
+        return self.parts[number].core(own, clouds)
 
     def surface(self, index: int) -> Path | None:
         """The file of the true surface of a sample; None without one."""

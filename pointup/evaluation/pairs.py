@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from pointup.datasets.pair import is_within
 from pointup.evaluation.baselines import BASELINES, FITTED, baseline_clouds, fitted_clouds
 from pointup.evaluation.cloud_metrics import (
     Clouds,
@@ -21,7 +23,7 @@ from pointup.evaluation.cloud_metrics import (
     measure_clouds,
     metrics_in,
 )
-from pointup.evaluation.common_extent import find_ground, whole_extent
+from pointup.evaluation.common_extent import Extent, find_ground, whole_extent
 from pointup.evaluation.lidar import SurveyReference, mean_distance
 from pointup.evaluation.lidar_metrics import FAR, NEW_BEYOND, Scale, band_metrics, lidar_metrics
 from pointup.geometry.midpoints import output_sizes
@@ -117,40 +119,66 @@ def figures_of_pairs(
     clouds, by row.
 
     A pair that is not `vertical` (its z axis does not point up) has no figures of surveys, and its
-    distances to the surface are not compared with lengths on the ground.
+    distances to the surface are not compared with lengths on the ground. A pair with a core is
+    measured there.
     """
-    measured = measure_clouds(batch, clouds)
+    measured = measure_clouds(*_on_cores(batch, clouds))
     split = {row: unpacked(*cloud) for row, cloud in clouds.items()}
     for pair, target in enumerate(unpacked(batch.target, batch.target_ptr)):
         rows, of_pair = measured[pair], {row: cloud[pair] for row, cloud in split.items()}
         parts = []
         if vertical[pair] and rows:
-            parts.append(measure_as_surveys(of_pair, target, unit))
+            parts.append(measure_as_surveys(of_pair, target, unit, batch.core[pair]))
         if (surface := surfaces[pair]) is not None:
             parts.append(measure_to_surface(of_pair, surface, unit if vertical[pair] else None))
         for part in parts:
             for row in rows:
-                rows[row] |= part[row]
+                rows[row] |= part.get(row, {})
     return measured
 
 
+def _on_cores(batch: Batch, clouds: Clouds) -> tuple[Batch, Clouds]:
+    """The batch and the clouds without the points around the cores of pairs."""
+    if all(core is None for core in batch.core):
+        return batch, clouds
+
+    def cut(points: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+        kept = [
+            cloud if core is None else cloud[is_within(cloud, core)]
+            for cloud, core in zip(unpacked(points, ptr), batch.core, strict=True)
+        ]
+        return _packed(kept, points.device)
+
+    inside = copy(batch)
+    inside.target, inside.target_ptr = cut(batch.target, batch.target_ptr)
+    return inside, {row: cut(*cloud) for row, cloud in clouds.items()}
+
+
 def measure_as_surveys(
-    clouds: Mapping[str, np.ndarray], target: np.ndarray, unit: LengthUnit
+    clouds: Mapping[str, np.ndarray],
+    target: np.ndarray,
+    unit: LengthUnit,
+    core: np.ndarray | None = None,
 ) -> dict[str, Figures]:
     """The figures of `survey_metrics` and `band_metrics` for each cloud (P, 3) of a pair, by row.
 
-    `clouds` has the row "source".
+    `clouds` has the row "source". With a core (2, 2) they are those of its cells, and so are
+    "chamfer" and "hausdorff"; nearest neighbours may lie around it.
     """
     scale = Scale(unit, thresholds=THRESHOLDS)
-    metrics = survey_metrics(unit) | band_metrics(scale)
-    source = clouds["source"]
-    extent = whole_extent(np.concatenate([source, target]), unit.of_metres(scale.cell))
-    ground = find_ground(target, extent, unit=unit)
-    reference = SurveyReference(target, extent, ground, source, scale, everywhere=True)
-    figures = {row: reference.measure(points) for row, points in clouds.items() if len(points)}
+    names = set(survey_metrics(unit) | band_metrics(scale))
+    source, cell = clouds["source"], unit.of_metres(scale.cell)
+    whole = extent = whole_extent(np.concatenate([source, target]), cell)
+    if core is not None:
+        names |= {"chamfer", "hausdorff"}
+        shape = np.floor((core[1] - core[0]) / cell + 0.01).clip(1).astype(np.int64)
+        extent = Extent(cell, core[0], np.ones(shape, dtype=bool))
+    ground = find_ground(target, whole, unit=unit)
+    reference = SurveyReference(target, extent, ground, source, scale, everywhere=core is None)
     return {
-        row: {name: value for name, value in values.items() if name in metrics}
-        for row, values in figures.items()
+        row: {name: value for name, value in reference.measure(points).items() if name in names}
+        for row, points in clouds.items()
+        if extent.contains(points).any()
     }
 
 

@@ -23,13 +23,7 @@ from torch_geometric.data import Batch
 from pointup.datasets.batch import make_loader
 from pointup.datasets.dataset_units import known_unit, readable_unit
 from pointup.errors import FileError, NonFiniteError
-from pointup.evaluation.cloud_metrics import (
-    Clouds,
-    Figures,
-    clouds_of_pairs,
-    mean_rows,
-    measure_clouds,
-)
+from pointup.evaluation.cloud_metrics import METRICS, Clouds, Figures, clouds_of_pairs, mean_rows
 from pointup.geometry.surfaces import Surface
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
@@ -152,6 +146,7 @@ class Evaluation:
         config, vertical = self.config, self.data.validation.samples.is_vertical(index)
         ratio = training_ratio(batch, config.ratio, config.max_ratio)
         clouds = clouds_of_pairs(batch, ratio)
+        (core,) = batch.core
         if index not in self.references:
             self.references[index] = self._figures(index, batch, clouds)
         # A model of noisy points is used to replace them.
@@ -171,7 +166,7 @@ class Evaluation:
         if share is not None:
             record["parts"] = [share]
             if self.per_side > 1 and config.choose_by == "chamfer":
-                parts = chamfer_of_parts(points["model"], target, self.per_side)
+                parts = chamfer_of_parts(points["model"], target, self.per_side, core)
                 record["parts"] = [each / everything["midpoints"]["chamfer"] for each in parts]
         if index in self.drawn:
             record["clouds"] = {
@@ -182,19 +177,16 @@ class Evaluation:
 
     def _figures(self, index: int, batch: Batch, clouds: Clouds) -> Record:
         """The `rows` of metrics of clouds of a sample, and in surveys those `of_surveys`."""
-        from pointup.evaluation.pairs import measure_as_surveys
+        from pointup.evaluation.pairs import figures_of_pairs
 
         samples = self.data.validation.samples
-        (rows,) = measure_clouds(batch, clouds, [self._surface(samples.surface(index))])
-        of_surveys = {}
-        if samples.is_vertical(index) and rows:
-            unit = self.units[bisect_right(self.data.bounds["validation"], index) - 1]
-            points = {row: _points(pos) for row, (pos, _) in clouds.items()}
-            for row, figures in measure_as_surveys(points, _points(batch.target), unit).items():
-                of_surveys[row] = {
-                    name: figures[name] for name in SURVEY_FIGURES if name in figures
-                }
-        return {"rows": rows, "of_surveys": of_surveys}
+        unit = self.units[bisect_right(self.data.bounds["validation"], index) - 1]
+        surfaces = [self._surface(samples.surface(index))]
+        (found,) = figures_of_pairs(batch, clouds, surfaces, [samples.is_vertical(index)], unit)
+        return {
+            kind: {row: {n: of[n] for n in names if n in of} for row, of in found.items()}
+            for kind, names in (("rows", METRICS), ("of_surveys", SURVEY_FIGURES))
+        }
 
     def _surface(self, file: Path | None) -> Surface | None:
         """The surface in `file`; None without one, and, with one warning per file, if it can't be

@@ -9,6 +9,7 @@ from typing import Literal, TypedDict
 import numpy as np
 from scipy.spatial import cKDTree
 
+from pointup.datasets.pair import is_within
 from pointup.evaluation.cloud_metrics import METRICS
 from pointup.evaluation.lidar_metrics import lidar_metrics
 
@@ -51,12 +52,18 @@ def parts_per_side(num_pairs: int) -> int:
     return math.ceil(math.sqrt(FEWEST_PARTS / max(num_pairs, 1)))
 
 
-def chamfer_of_parts(cloud: np.ndarray, target: np.ndarray, per_side: int) -> list[float]:
+def chamfer_of_parts(
+    cloud: np.ndarray, target: np.ndarray, per_side: int, core: np.ndarray | None = None
+) -> list[float]:
     """The unsquared Chamfer distance of each of `per_side` ** 2 parts of a pair.
 
     The parts have equally many points of the target (M, 3). Columns divide x, then each column is
     divided along y. A point of the cloud (N, 3) belongs to the part of its nearest target point.
+    Only points on the core (2, 2), if there is one, are measured and belong to parts.
     """
+    trees = cKDTree(target), cKDTree(cloud)
+    if core is not None:
+        cloud, target = (points[is_within(points, core)] for points in (cloud, target))
     part = np.empty(len(target), np.int64)
     columns = np.array_split(np.argsort(target[:, 0], kind="stable"), per_side)
     cells = [
@@ -66,8 +73,8 @@ def chamfer_of_parts(cloud: np.ndarray, target: np.ndarray, per_side: int) -> li
     ]
     for number, rows in enumerate(cells):
         part[rows] = number
-    to_target, nearest = cKDTree(target).query(cloud)
-    from_target, _ = cKDTree(cloud).query(target)
+    _, nearest = cKDTree(target).query(cloud)
+    to_target, from_target = trees[0].query(cloud)[0], trees[1].query(target)[0]
     sums = np.zeros(len(cells))
     for distance, of in ((to_target, part[nearest]), (from_target, part)):
         count = np.bincount(of, minlength=len(cells)).clip(min=1)

@@ -12,6 +12,7 @@ import pytest
 from datasets import load_from_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from las_files import write_las
 from scipy.spatial import cKDTree
 
 from pointup.cli.main import main
@@ -36,14 +37,16 @@ def prepare(folder: Path, *options: Any) -> int:
 
 
 def points_of(folder: Path, split: str) -> np.ndarray:
-    """All points (N, 2) of a split in the coordinates of the files."""
-    dataset = load_from_disk(folder / "out")[split]
-    clouds = [
-        np.reshape(row[side], (-1, 3)) + row["origin"]
-        for row in dataset
-        for side in ("source", "target")
-    ]
-    return np.concatenate(clouds)[:, :2]
+    """All points (N, 2) of a split in the coordinates of the files, of validation on the cores."""
+    return np.concatenate([xy_of(row) for row in load_from_disk(folder / "out")[split]])
+
+
+def xy_of(row: dict[str, Any], sides: Sequence[str] = ("source", "target")) -> np.ndarray:
+    """The points (N, 2) of a pair in the coordinates of its file, on its core if it has one."""
+    clouds = [np.reshape(row[side], (-1, 3))[:, :2] + row["origin"][:2] for side in sides]
+    low, high = np.reshape(row["core"], (2, 2)) if row["core"] else (-np.inf, np.inf)
+    points = np.concatenate(clouds)
+    return points[((points >= low) & (points <= high)).all(axis=1)]
 
 
 def smallest_distance(one: np.ndarray, other: np.ndarray) -> float:
@@ -89,7 +92,6 @@ def test_no_training_point_is_nearer_to_a_held_out_point_than_the_strip(
         splits = [open_samples(folder / "out", split) for split in ("train", "validation")]
         measured = measure_held_out(*splits, {"made_by": f"pointup 0 prepare {command}"})
         assert measured.gap == pytest.approx(distance, abs=1e-5)
-        assert measured.share_of_points == len(validation) / (len(train) + len(validation))
         assert measured.num_pairs == len(splits[1])
         if columns * rows == 9 and not shift:
             assert len(splits[1]) == 1
@@ -283,7 +285,7 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
 
     def points(split: str, numbers: str) -> list[np.ndarray]:
         rows = [row for row in load_from_disk(tmp_path / "out")[split] if row["name"][0] in numbers]
-        return [np.reshape(row["target"], (-1, 3))[:, :2] + row["origin"][:2] for row in rows]
+        return [xy_of(row, ["target"]) for row in rows]
 
     validation = np.concatenate(points("validation", "01"))
     train = points("train", "01")
@@ -292,15 +294,10 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
     for number, name, other in (("0", "a", "b"), ("1", "b", "a")):
         before = load_from_disk(tmp_path / name)["train"]
         held = points("validation", "1" if other == "b" else "0")
-        held += [
-            np.reshape(row["source"], (-1, 3))[:, :2] + row["origin"][:2]
-            for row in load_from_disk(tmp_path / other)["validation"]
-        ]
+        held += [xy_of(row, ["source"]) for row in load_from_disk(tmp_path / other)["validation"]]
         far = 0
         for row in before:
-            clouds = [np.reshape(row[side], (-1, 3)) for side in ("source", "target")]
-            xy = np.concatenate(clouds)[:, :2] + row["origin"][:2]
-            far += gap_between(np.concatenate(held), xy) >= 2 - 1e-4
+            far += gap_between(np.concatenate(held), xy_of(row)) >= 2 - 1e-4
         assert len(points("train", number)) == far
 
 
@@ -320,11 +317,7 @@ def test_separate_files_are_compared_with_the_same_file_of_another_dataset_only(
 
     def clouds(folder: Path, split: str) -> dict[str, np.ndarray]:
         """x and y of all points of each pair."""
-        return {
-            row["name"]: np.concatenate([np.reshape(row[s], (-1, 3)) for s in ("source", "target")])
-            + row["origin"]
-            for row in load_from_disk(folder)[split]
-        }
+        return {row["name"]: xy_of(row) for row in load_from_disk(folder)[split]}
 
     kept = clouds(tmp_path / "out", "train").keys()
     for number, (own, other) in enumerate([(first, second), (second, first)]):
@@ -340,3 +333,40 @@ def test_separate_files_are_compared_with_the_same_file_of_another_dataset_only(
             assert is_kept == (name[0] not in near)
             num_left_out += not is_kept
         assert 0 < num_left_out < len(clouds(own, "train"))
+
+
+@pytest.mark.parametrize("command", ["thin", "pairs", "passes"])
+def test_a_validation_pair_has_the_points_around_its_tile_and_no_training_pair_has_them(
+    tmp_path: Path, command: str
+) -> None:
+    rng = np.random.default_rng(0)
+    time = np.repeat([0.0, 100.0, 200.0], 1600) + rng.random(4800)
+    survey = ground(4, 4, 300, 1)
+    write_las(tmp_path / "all.las", survey, gps_time=time)
+    np.save(tmp_path / "sparse.npy", ground(4, 4, 150, 2))
+    inputs = {
+        "thin": [tmp_path / "all.las", "--ratio", 3],
+        "pairs": ["--source", tmp_path / "sparse.npy", "--target", tmp_path / "all.las"],
+        "passes": [tmp_path / "all.las"],
+    }
+    assert prepare(tmp_path, command, *inputs[command], "--block", 1, "--min-points", 8) == 0
+    everything = {tuple(p) for p in survey[:, :2].round(3)}
+    train, validation = (open_samples(tmp_path / "out", split) for split in ("train", "validation"))
+    seen = set()
+    for row in range(len(train)):
+        pair = train.pair(row)
+        assert pair.core is None
+        seen |= {tuple(p) for p in (pair.target + pair.origin)[:, :2].round(3)}
+    for row in range(len(validation)):
+        pair = validation.pair(row)
+        assert pair.core is not None and np.allclose(np.diff(pair.core, axis=0), TILE)
+        points = (np.concatenate([pair.source, pair.target]) + pair.origin)[:, :2]
+        low, high = pair.core
+        assert (points >= low - TILE / 4 - 1e-3).all() and (points <= high + TILE / 4 + 1e-3).all()
+        around = {tuple(p) for p in points.round(3)}
+        assert not around & seen
+        inside = {p for p in everything if (p >= low - 2.4).all() and (p <= high + 2.4).all()}
+        if command == "thin":
+            # 4 in 4 of them, but for the rest of the division.
+            assert len(inside - around) <= 3
+        assert len(around) > 1.2 * pair.num_points

@@ -324,3 +324,29 @@ def test_limits_are_in_metres_whatever_the_unit() -> None:
 def test_shapes_have_no_shares_and_empty_clouds_no_figures() -> None:
     clouds = {"source": np.array([[50.0, 50, 2]]), "model": np.empty((0, 3))}
     assert measure_to_surface(clouds, SQUARE, None) == {"source": {"p2f": 2000.0}}
+
+
+def test_a_pair_with_points_around_its_core_is_upsampled_with_them_and_measured_on_the_core(
+    model: Path, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    pair = wavy_pair("wide", 400, 4, rng)
+    # As large as a cell of a metre.
+    box = np.array([[0.25, 0.25], [0.75, 0.75]])
+    wide = replace(pair, core=box + pair.origin[:2], vertical=True)
+    assert wide.num_points < 0.4 * pair.num_points
+    write_pairs([pair], [wide], tmp_path / "pairs", {})
+    path = tmp_path / "out.json"
+    words = ["--ratio", 4, "--metres-per-unit", 2]
+    assert not evaluate(
+        "pairs", tmp_path / "pairs", "--model", model, "--as-written", "--json", path, *words
+    )
+    rows = figures_of(path)["pairs"][0]["rows"]
+    upsampler = Upsampler.from_pretrained(model).eval()
+    made = upsample(wide.source.astype(np.float64), 4, model=upsampler, above_ground=True)
+    target = wide.target.astype(np.float64)
+    inside = [((p[:, :2] >= 0.25) & (p[:, :2] < 0.75)).all(axis=1) for p in (made, target)]
+    distance = np.linalg.norm(made[:, None] - target, axis=2)
+    ways = distance[inside[0]].min(axis=1), distance[:, inside[1]].min(axis=0)
+    assert rows["model"]["chamfer"] == pytest.approx(sum(way.mean() for way in ways), rel=1e-4)
+    assert rows["model"]["hausdorff"] == pytest.approx(max(way.max() for way in ways), rel=1e-4)

@@ -41,6 +41,11 @@ def test_the_parts_of_a_pair_have_its_chamfer_distance_by_a_brute_force() -> Non
     np.testing.assert_allclose(chamfer_of_parts(cloud, target, 3), expected)
     (whole,) = chamfer_of_parts(cloud, target, 1)
     np.testing.assert_allclose(whole, distances.min(axis=1).mean() + distances.min(axis=0).mean())
+    core = np.array([[0.2, 0.1], [0.7, 0.8]])
+    inside = [((p[:, :2] >= core[0]) & (p[:, :2] <= core[1])).all(axis=1) for p in (cloud, target)]
+    (on_core,) = chamfer_of_parts(cloud, target, 1, core)
+    ways = distances[inside[0]].min(axis=1), distances[:, inside[1]].min(axis=0)
+    np.testing.assert_allclose(on_core, sum(way.mean() for way in ways))
     assert [parts_per_side(number) for number in (1, 2, 5, 15, 16, 500)] == [4, 3, 2, 2, 1, 1]
 
 

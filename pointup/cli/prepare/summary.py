@@ -53,9 +53,9 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
     ratio = np.median(sizes[:, 1] / sizes[:, 0].clip(min=1))
     print(f"median pair: {source:,.0f} source points, {target:,.0f} target points, {ratio:.2g}x")
     if "validation" in sizes_of:
-        share = sizes_of["validation"].sum() / sizes.sum()
+        share = len(sizes_of["validation"]) / len(sizes)
         remark = f", {strip}" if strip else ""
-        print(f"held out for validation: {share:.0%} of the points{remark}")
+        print(f"held out for validation: {share:.0%} of the pairs{remark}")
         if "train" in sizes_of:
             print(f"details: pointup inspect {shlex.quote(str(output))}")
     if "shard" in info:
