@@ -212,7 +212,7 @@ def check_positions(positions: np.ndarray, what: str) -> None:
         )
 
 
-LARGEST_COORDINATE = 1e12
+LARGEST_COORDINATE, SMALLEST_EXTENT = 1e12, 1e-15
 
 
 def check_magnitudes(positions: np.ndarray, what: str) -> None:
@@ -228,6 +228,16 @@ def check_magnitudes(positions: np.ndarray, what: str) -> None:
             f"{what}: {bad} of {len(positions)} have coordinates of 1e12 or more, such as "
             f"{largest:g}; remove them if that stands for no data, else use a larger unit"
         )
+
+
+def check_extent(low: np.ndarray, high: np.ndarray, what: str) -> None:
+    """Raise DataError for points in a box (3,) to (3,) that is no point and shorter than 1e-15.
+
+    Squares of distances in it underflow, and densities overflow.
+    """
+    longest = float((high - low).max())
+    if 0 < longest < SMALLEST_EXTENT:
+        raise DataError(f"{what} lie within {longest:.3g} of each other; use a smaller unit")
 
 
 def with_coordinates(cloud: PointCloud) -> PointCloud:
@@ -280,7 +290,9 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
     if dtype.kind == "b":
         return values.astype(dtype)
     if values.dtype.kind == "f":
-        values = np.rint(values)
+        # A signalling NaN warns.
+        with np.errstate(invalid="ignore"):
+            values = np.rint(values)
     limits = np.iinfo(dtype)
     # The condition is negated, so that NaN also fails.
     if not (values.min() >= limits.min and values.max() <= limits.max):

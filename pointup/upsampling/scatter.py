@@ -46,7 +46,9 @@ def _off_surface(store: Store, block: int) -> np.ndarray:
     _, around = region.neighbors_of(own, _NUM_AROUND)
     places, index = np.unique(around, return_inverse=True)
     distance, near = region.neighbors_of(places, _NUM_NEIGHBORS + 1)
-    distance, near = distance[:, 1:], region.rows["position"][near]
+    # Points closer than the step of the grid are at a distance of 0.
+    distance = np.maximum(distance[:, 1:], np.finfo(float).tiny)
+    near = region.rows["position"][near]
     spacing, reach = distance[:, :_NUM_SPACING].mean(axis=1), distance[:, -1]
     frame, _ = principal_axes(near[:, 1:], distance)
     height, _ = surface_height((near[:, 1:] - near[:, :1]) @ frame, 1.05 * reach)

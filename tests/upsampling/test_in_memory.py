@@ -69,6 +69,7 @@ def masked_sheet() -> np.ma.MaskedArray[Any, Any]:
         (np.empty((0, 3)), {}, DataError, "^points: has 0 points"),
         (np.zeros((1, 3)), {}, DataError, "^points: has 1 point;"),
         (np.full((9, 3), 7.0), {}, DataError, "^points: all 9 points are in one place"),
+        (sheet(60) * 1e-200, {}, DataError, "^points: all 60 points lie within 3.18e-199 of each"),
         (np.array([[0, 0, 0], [1, np.nan, 0]]), {}, FileError, "1 of 2 have NaN"),
         (np.zeros((4, 2)), {}, FileError, r"expected \(N, 3\)"),
         (sheet(60) + 1j, {}, FileError, "^points: complex coordinates; give real ones"),

@@ -18,7 +18,7 @@ from scipy.spatial import cKDTree
 
 from pointup.disk import os_errors
 from pointup.errors import DataError
-from pointup.io.cloud import PointCloud, plain_name
+from pointup.io.cloud import PointCloud, check_extent, plain_name
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 
 BLOCK_SIZE = 8192
@@ -354,6 +354,7 @@ def spool_points(
         raise DataError(f"has {num_points} {what}; at least 2 are needed, leave it out")
     if not (high > low).any():
         raise DataError(f"all {num_points} points are in one place; leave it out")
+    check_extent(low, high, f"all {num_points} points")
     return low, high - low, dtype, np.array(num_read), np.array(num_taken)
 
 
@@ -505,6 +506,8 @@ def grid_resolution(chunks: Callable[[], Iterator[np.ndarray]], extent: np.ndarr
         distances.append(distance[np.isfinite(distance)])
     apart = np.concatenate(distances)
     spacing = float(np.median(apart)) if len(apart) else float(extent.max())
+    # Squares of distances below 1e-162 are 0.
+    spacing = max(spacing, np.finfo(float).tiny)
     # Distances hold 2**26 steps exactly.
     finest = np.log2(extent.max()) - 40
     # The 1e-6 makes spacings that are powers of two up to rounding give the same result.

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from pointup.errors import ConfigError
-from pointup.io.cloud import LAS_EXTENSIONS, PointCloud, plain_name
+from pointup.io.cloud import LAS_EXTENSIONS, PointCloud, check_extent, plain_name
 from pointup.io.files import iter_points
 from pointup.io.length_unit import UNKNOWN, common_unit
 from pointup.visualization.rendering import point_spacing
@@ -222,6 +222,7 @@ def read_layer(name: str, paths: Sequence[Path], max_points: int, unit: str = ""
     kept, _ = _smallest(kept, max_points)
     names = set.intersection(*(set(cloud.attributes) for _, cloud in kept))
     positions = np.concatenate([cloud.positions for _, cloud in kept])
+    check_extent(positions.min(axis=0), positions.max(axis=0), f"{paths[0]}: all points")
     attributes = {
         key: np.concatenate([cloud.attributes[key] for _, cloud in kept]) for key in names
     }
