@@ -38,6 +38,8 @@ class ProgressBar:
 
     written_at: ClassVar[float] = time.monotonic()
     """When any bar wrote its last line."""
+    at_work: ClassVar[list[ProgressBar]] = []
+    """The bars that write lines, the innermost last."""
 
     def __init__(
         self,
@@ -60,6 +62,8 @@ class ProgressBar:
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        if self in self.at_work:
+            self.at_work.remove(self)
 
     def begin(self, phase: str = "", total: int | None = None) -> None:
         """Start a phase of `total` points or whatever the unit is; None if that is unknown."""
@@ -78,6 +82,8 @@ class ProgressBar:
             delay=self._delay,
             disable=True if self._hidden else None,
         )
+        if self._has_lines:
+            self.at_work.append(self)
 
     def add(self, number: float) -> None:
         """Report that so many more points are done. More than the total count as the total."""
@@ -86,7 +92,10 @@ class ProgressBar:
         self._done += number
         self._bar.update(number)
         if self._has_lines and is_line_due(self._made):
-            self._write(self._line(ProgressBar.written_at - self._began))
+            self.write_line()
+
+    def write_line(self) -> None:
+        self._write(self._line(ProgressBar.written_at - self._began))
 
     def _line(self, seconds: float) -> str:
         if not self._total:
@@ -96,8 +105,8 @@ class ProgressBar:
         line = f"{self._title}: {self._done:,.0f} of {self._total:,} {self._unit}"
         if self._done:
             left = seconds * (self._total - self._done) / self._done
-            line += f", {tqdm.format_interval(left)} left"
-        return line
+            return f"{line}, {tqdm.format_interval(left)} left"
+        return f"{line}, at work for {seconds:.0f} s"
 
 
 def is_line_due(since: float) -> bool:
@@ -113,12 +122,16 @@ def is_line_due(since: float) -> bool:
 @contextmanager
 def heartbeat(name: str) -> Iterator[None]:
     """Where there is no terminal, a line whenever the work inside has shown no progress for
-    `SECONDS_BETWEEN_LINES`."""
+    `SECONDS_BETWEEN_LINES`: that of its bar, if it has one."""
     began, ended = time.monotonic(), threading.Event()
 
     def write() -> None:
         while not ended.wait(SECONDS_BETWEEN_LOOKS):
-            if is_line_due(began):
+            if not is_line_due(began):
+                continue
+            if bars := ProgressBar.at_work:
+                bars[-1].write_line()
+            else:
                 write_line(f"{name}: at work for {ProgressBar.written_at - began:.0f} s")
 
     if not sys.stderr.isatty():

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from pointup.progress import ProgressBar, heartbeat
+from pointup.progress import ProgressBar, heartbeat, tracked
 
 
 def work(hidden: bool = False) -> None:
@@ -64,6 +64,21 @@ def test_work_without_a_bar_writes_a_line_now_and_then(
     assert 2 <= len(lines) <= 6 and set(lines) == {"pointup evaluate: at work for 0 s"}
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_a_bar_says_how_much_is_done_before_and_after_its_first_item(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LINES", 0.05)
+    monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LOOKS", 0.01)
+    with heartbeat("pointup prepare"):
+        for number in tracked(range(3), 3, "training scenes", "scenes"):
+            time.sleep(0.15 * (number < 2))
+        time.sleep(0.15)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "training scenes: 0 of 3 scenes, at work for 0 s"
+    assert any(line.startswith("training scenes: 1 of 3 scenes, 00:00 left") for line in lines)
+    assert lines[-1] == "pointup prepare: at work for 0 s"
 
 
 @pytest.mark.usefixtures("clock")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, Union
@@ -19,6 +20,7 @@ import pointup
 from pointup.cli.input_files import check_inputs
 from pointup.errors import PointupError
 from pointup.option_help import with_option_help
+from pointup.processes import stopping_as_interrupts
 from pointup.progress import heartbeat
 from pointup.terminal import (
     escape_output,
@@ -120,9 +122,9 @@ def _run(args: Sequence[str]) -> int:
     command = parse(args or ["--help"])
     escape_output()
     check_inputs(command)
-    if os.environ.get("RANK", "0") != "0":
-        return int(command.run())
-    with heartbeat(f"pointup {args[0]}"):
+    shown = heartbeat(f"pointup {args[0]}") if os.environ.get("RANK", "0") == "0" else nullcontext()
+    # A stopped call leaves neither an incomplete file nor anything in the temporary folder.
+    with stopping_as_interrupts(), shown:
         return int(command.run())
 
 

@@ -23,7 +23,6 @@ from pointup.processes import (
     call_each,
     end_workers_except,
     interrupts_held_back,
-    stopping_as_interrupts,
 )
 from pointup.progress import tracked
 from pointup.terminal import note, print_error
@@ -61,7 +60,7 @@ class OutputDirectory:
         scratch.mkdir(parents=True, exist_ok=True)
         refusal = f"{self.output}: another process prepares it; wait for it"
         others = active_children()
-        with stopping_as_interrupts(), acquire_lock(scratch / "lock", refusal):
+        with acquire_lock(scratch / "lock", refusal):
             split = {key: value for key, value in vars(self).items() if key != "overwrite"}
             making = Making(scratch=scratch, **split)
             making.remove_stale(is_resumable)

@@ -21,7 +21,6 @@ from pointup.cli.input_files import (
 )
 from pointup.errors import ConfigError, PointupError
 from pointup.option_help import optional
-from pointup.processes import stopping_as_interrupts
 from pointup.terminal import note
 
 if TYPE_CHECKING:
@@ -140,9 +139,7 @@ class Upsample:
 
     def run(self) -> int:
         try:
-            # A stopped call leaves no incomplete file.
-            with stopping_as_interrupts():
-                return self._run()
+            return self._run()
         except (PointupError, ValueError, OSError):
             if os.environ.get("RANK", "0") == "0":
                 raise
