@@ -1,8 +1,8 @@
 """Reads damaged copies of small valid files, in a separate process.
 
 `python damaged.py DIRECTORY CASES FORMAT ...` prints a line of JSON: for each format, the number of
-cases that were read, the number refused in one line, and all other outcomes. A case that takes too
-long, or a crash, ends the process; its file stays in the directory.
+cases that were read, the number refused in one line, and all other outcomes; of commands a fifth.
+A case that takes too long, or a crash, ends the process; its file stays in the directory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from zlib import crc32
 
@@ -167,6 +169,24 @@ def read_patches(path: Path) -> None:
         pair.clouds()
 
 
+def by_command(command: str, output: str) -> Callable[[Path], None]:
+    """A reader that runs a command on a file, and raises the line of its error."""
+
+    def read(path: Path) -> None:
+        from pointup.cli.main import main
+
+        errors = StringIO()
+        with redirect_stderr(errors), redirect_stdout(StringIO()):
+            status = main([command, str(path), "-o", str(path.with_name(output))])
+        # Notes on what was left out may come before.
+        before, _, error = errors.getvalue().partition("pointup: error: ")
+        assert status == bool(error) and "Traceback" not in before + error, errors.getvalue()
+        if error:
+            raise ValueError(error.removesuffix("\n"))
+
+    return read
+
+
 def read_options(path: Path) -> None:
     stored = read_config(str(path.parent))
     check_options(str(path.parent), stored, {})
@@ -200,7 +220,16 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "config.json": (config, read_options),
     "pairs": (pairs, read_pairs),
 }
+COMMANDS = {
+    "upsample las": (points("cloud.las"), by_command("upsample", "out.las")),
+    "upsample ply": (points("cloud.ply"), by_command("upsample", "out.ply")),
+    "upsample xyz": (points("cloud.xyz"), by_command("upsample", "out.xyz")),
+    "view laz": (points("cloud.laz"), by_command("view", "out.html")),
+    "view pcd": (pcd("binary"), by_command("view", "out.html")),
+}
+FORMATS |= COMMANDS
 NEEDED = {"pcd compressed": "lzf", "e57": "pye57", "pairs": "pointup.datasets.pair_dataset"}
+NEEDED |= dict.fromkeys(COMMANDS, "pointup.cli.upsample.files")
 
 
 def damaged(data: bytes, rng: np.random.Generator) -> bytes:
@@ -268,6 +297,10 @@ def main(directory: Path, num_cases: int, formats: list[str]) -> None:
     for module in (NEEDED[name] for name in formats if name in NEEDED):
         if find_spec(module):
             import_module(module)
+    if COMMANDS.keys() & set(formats):
+        warm = directory / "warm"
+        warm.mkdir()
+        by_command("upsample", "out.las")(points("cloud.las")(warm))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY,) * 2)
     warnings.simplefilter("error", RuntimeWarning)
@@ -281,8 +314,9 @@ def main(directory: Path, num_cases: int, formats: list[str]) -> None:
         whole = make(folder)
         assert outcome(read, whole, folder) == "read", (name, outcome(read, whole, folder))
         data = whole.read_bytes()
-        count: dict[str, object] = {"cases": num_cases, "read": 0, "refused": 0, "else": []}
-        for case in range(num_cases):
+        cases = num_cases // 5 if name in COMMANDS else num_cases
+        count: dict[str, object] = {"cases": cases, "read": 0, "refused": 0, "else": []}
+        for case in range(cases):
             rng = np.random.default_rng([crc32(name.encode()), case])
             whole.write_bytes(damaged(data, rng))
             faulthandler.dump_traceback_later(SECONDS_PER_CASE, exit=True)

@@ -1,4 +1,4 @@
-"""Every reader, with damaged copies of small valid files: read, or refused in one line.
+"""Readers and commands, with damaged copies of small valid files: read, or refused in one line.
 
 Each process has a limit of memory and every case one of time, see damaged.py.
 """
@@ -26,7 +26,7 @@ def fuzz(directory: Path, num_cases: int, *formats: str) -> dict[str, dict[str, 
     report: dict[str, dict[str, object]] = json.loads(done.stdout)
     for name, count in report.items():
         assert count["else"] == [], name
-        assert count["cases"] == num_cases == count["read"] + count["refused"]  # type: ignore[operator]
+        assert 5 <= count["cases"] == count["read"] + count["refused"]  # type: ignore[operator]
     return report
 
 
