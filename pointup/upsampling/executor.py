@@ -154,11 +154,11 @@ def _thin_and_relax(
     """Thin the candidates of every block, then relax the selected points."""
     sizes = np.diff(upsampling.store.block_ptr)
     with workers.barrier():
-        colors = upsampling.colors()
-    for blocks in colors:
+        colors = upsampling.colors(num_threads * workers.num_processes)
+    for of_color in colors:
         with workers.barrier():
-            for block in _in_threads(upsampling.thin, workers.shard(blocks), num_threads):
-                report(thinning_share * sizes[block])
+            for blocks in _in_threads(upsampling.thin, workers.shard(of_color), num_threads):
+                report(thinning_share * sizes[blocks].sum())
     if upsampling.groups:
         with workers.barrier():
             groups = workers.shard(upsampling.groups)

@@ -32,7 +32,7 @@ from pointup.geometry.packed import assume_valid, on_host, to_device
 from pointup.model.upsampler import Upsampler
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.single_pass import upsampling_pass
+from pointup.upsampling.single_pass import selection, upsampling_pass
 
 pytest.importorskip("triton", reason="the kernels' wrappers need triton")
 IS_EMULATED = os.environ.get("POINTUP_TESTS_EMULATED") == "1"
@@ -167,6 +167,7 @@ def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(
 
     expected = upsampled(CPU)
     monkeypatch.setattr(upsampling_pass, "relax", refuse)
+    monkeypatch.setattr(selection, "_pairs_in_trees", refuse)
     made = upsampled(DEVICE)
     assert len(made) == len(expected) == 1200
     assert (np.linalg.norm(made - expected, axis=1) < 1e-3).mean() > 0.99

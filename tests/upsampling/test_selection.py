@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy.spatial import cKDTree
 from sheets import small_model
 
 from pointup import upsample
+from pointup.upsampling.single_pass import selection
 from pointup.upsampling.single_pass.quotas import quota_shares, scale_to_total
 from pointup.upsampling.single_pass.selection import first_radius, select_evenly
 
@@ -132,7 +134,7 @@ def test_every_cell_gets_its_quota_evenly() -> None:
     quota = np.array([100, 101, 102, 103])
     distance = np.full(len(points), np.inf)
     radius = first_radius(points, scale)
-    picked = select_evenly(points, scale, distance, cell, quota, priority, radius)
+    (picked,) = select_evenly([(points, scale, distance, cell, quota, priority, radius)])
     assert np.array_equal(np.bincount(cell[picked]), quota)
     assert len(set(picked.tolist())) == quota.sum()
     nearest = cKDTree(points[picked]).query(points[picked], k=2)[0][:, 1]
@@ -148,7 +150,7 @@ def test_points_near_picked_ones_are_not_picked() -> None:
     distance = cKDTree(kept).query(points)[0] / scale
     distance[:50] = -1.0
     quota = np.full(4, 60)
-    picked = select_evenly(points, scale, distance, cell, quota, priority, 2.0)
+    (picked,) = select_evenly([(points, scale, distance, cell, quota, priority, 2.0)])
     assert picked.min() >= 50
     assert cKDTree(kept).query(points[picked])[0].min() > 0.03
 
@@ -158,16 +160,17 @@ def test_points_near_picked_ones_are_not_picked() -> None:
 def test_thinning_depends_on_points_and_not_on_their_order(seed: int) -> None:
     points, scale, cell, priority = candidates_on_a_plane(seed, 200)
     distance, quota = np.full(200, np.inf), np.array([20, 0, 30, 70])
-    picked = select_evenly(points, scale, distance, cell, quota, priority, 3.0)
+    (picked,) = select_evenly([(points, scale, distance, cell, quota, priority, 3.0)])
     order = np.random.default_rng(seed).permutation(200)
-    again = select_evenly(points[order], scale, distance, cell[order], quota, priority[order], 3.0)
+    moved = points[order], scale, distance, cell[order], quota, priority[order], 3.0
+    (again,) = select_evenly([moved])
     assert np.array_equal(np.sort(order[again]), picked)
 
 
 def test_a_mass_of_duplicates_is_thinned_quickly_and_to_the_quota() -> None:
     points = np.concatenate([np.zeros((20_000, 3)), np.random.default_rng(0).random((50, 3))])
     num_points = len(points)
-    picked = select_evenly(
+    block = (
         points,
         np.full(num_points, 0.1),
         np.full(num_points, np.inf),
@@ -176,6 +179,7 @@ def test_a_mass_of_duplicates_is_thinned_quickly_and_to_the_quota() -> None:
         np.arange(num_points),
         first_radius(points[::300], np.full(67, 0.1)),
     )
+    (picked,) = select_evenly([block])
     assert len(picked) == 1000
     assert (picked >= 20_000).sum() == 50
 
@@ -193,7 +197,7 @@ def test_without_copies_every_place_is_picked_once_and_none_where_a_point_is(see
     distance = cKDTree(taken).query(points)[0] / scale
     quota = np.array([5, 100, 100, 100])
     arguments = points, scale, distance, cell, quota, priority, first_radius(points, scale)
-    picked = select_evenly(*arguments, copies=False)
+    (picked,) = select_evenly([arguments], copies=False)
     places = {tuple(place) for place in points.tolist()} - {tuple(p) for p in taken.tolist()}
     found = [tuple(place) for place in points[picked].tolist()]
     assert len(set(found)) == len(found) and set(found) <= places
@@ -203,4 +207,47 @@ def test_without_copies_every_place_is_picked_once_and_none_where_a_point_is(see
     assert num_picked[0] == 5
     # Places closer together than a hundredth of the radius count as one.
     assert (num_places - num_picked)[1:].sum() <= 3 and (num_places >= num_picked).all()
-    assert len(select_evenly(*arguments)) > len(picked)
+    assert len(select_evenly([arguments])[0]) > len(picked)
+
+
+def block_of_all_scales(seed: int, num_points: int) -> tuple[Any, ...]:
+    """A thick sheet with copies, points that are taken, and scales that differ a hundredfold."""
+    rng = np.random.default_rng(seed)
+    points = rng.random((num_points, 3)) * [8, 8, 0.3] - [4, 4, 0]
+    points[: num_points // 9] = points[rng.integers(num_points // 2, num_points, num_points // 9)]
+    scale = np.exp(0.5 * points[:, 0] + 0.4 * rng.normal(size=num_points))
+    distance = np.where(rng.random(num_points) < 0.2, 4 * rng.random(num_points) - 1, np.inf)
+    cell, quota = rng.integers(0, 7, num_points), rng.integers(0, num_points // 9 + 1, 7)
+    priority = rng.permutation(num_points) - num_points // 2
+    return points, scale, distance, cell, quota, priority, 0.8 + rng.random()
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_blocks_thinned_together_in_cells_are_as_those_thinned_alone_by_trees(
+    copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [block_of_all_scales(*each) for each in [(0, 600), (1, 1), (2, 90), (3, 0), (4, 300)]]
+    alone = [select_evenly([block], copies)[0] for block in blocks]
+    monkeypatch.setattr(selection, "_pairs_in_trees", selection._pairs_in_cells)
+    monkeypatch.setattr(selection, "_ROWS_IN_CELLS", 100)
+    for picked, expected in zip(select_evenly(blocks, copies), alone, strict=True):
+        np.testing.assert_array_equal(picked, expected)
+    assert len(alone[0]) > 100
+
+
+@pytest.mark.parametrize("search", [selection._pairs_in_trees, selection._pairs_in_cells])
+def test_all_pairs_closer_than_the_radius_are_found_and_no_other(
+    search: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_pairs_in_trees", search)
+    points, scale, *_, radius = block_of_all_scales(5, 400)
+    block, index = np.arange(400) % 2, np.flatnonzero(np.arange(400) % 5)
+    one, other = index[np.array(np.triu_indices(len(index), 1))]
+    gap = np.linalg.norm(points[one] - points[other], axis=1) / np.minimum(scale[one], scale[other])
+    close = (gap < radius) & (block[one] == block[other])
+    arrays = points, scale, index, np.full(400, radius), block
+    first, second, found = selection._close_pairs(*map(torch.from_numpy, arrays))
+    pairs = torch.stack([torch.minimum(first, second), torch.maximum(first, second)], dim=1)
+    order = np.lexsort(pairs.numpy().T[::-1])
+    np.testing.assert_array_equal(pairs[order], np.column_stack([one, other])[close])
+    np.testing.assert_allclose(found[order], gap[close])

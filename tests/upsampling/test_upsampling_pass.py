@@ -64,9 +64,9 @@ def test_blocks_are_relaxed_like_the_whole_cloud(
     upsampling = UpsamplingPass(store, small_model(0.05, reach=100.0), options, CPU, 300, ratio=4.0)
     for tile in upsampling.tiles(300):
         upsampling.make_candidates(tile)
-    for blocks in upsampling.colors():
-        for block in blocks:
-            upsampling.thin(block)
+    for groups in upsampling.colors():
+        for blocks in groups:
+            upsampling.thin(blocks)
     picked = [
         upsampling._files.load(block, "picked").enter_result["position"]
         for block in range(len(upsampling))

@@ -8,8 +8,13 @@ surroundings only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
+import torch
 from scipy.spatial import cKDTree
+from torch import Tensor
 
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.single_pass.candidates import Candidates
@@ -24,6 +29,9 @@ _NUM_LEVELS = 24
 _SAME_PLACE = 0.1
 # Points closer together than this share of it are copies.
 _COPY = 0.01
+# Bits of the height of a cell in its number, and rows whose cells are searched at a time.
+_HEIGHT_BITS, _ROWS_IN_CELLS = 24, 1 << 17
+_CPU = torch.device("cpu")
 
 
 def first_radius(points: np.ndarray, scale: np.ndarray, num_within: int = NUM_WITHIN) -> float:
@@ -40,138 +48,234 @@ def first_radius(points: np.ndarray, scale: np.ndarray, num_within: int = NUM_WI
     return float(np.median((distance / scale[sample])[apart])) if apart.any() else 1.0
 
 
+@torch.no_grad()
 def select_evenly(
-    points: np.ndarray,
-    scale: np.ndarray,
-    distance: np.ndarray,
-    cell: np.ndarray,
-    quota: np.ndarray,
-    priority: np.ndarray,
-    radius: float,
-    copies: bool = True,
-) -> np.ndarray:
-    """Indices, ascending, of an even subset of points (M, 3) with `quota` (C,) points in each cell.
+    blocks: Sequence[tuple[Any, ...]], copies: bool = True, device: torch.device = _CPU
+) -> list[np.ndarray]:
+    """Indices, ascending, of an even subset of the points of each block, as if it were alone.
 
-    Distances are in units of `scale` (M,), the local spacing, so that relative densities are kept.
-    `distance` (M,), in these units, is the distance to the nearest point that is picked already:
-    inf for none, negative for a point that must not be picked. `cell` (M,) is the number of each
-    point's cell; a cell with fewer points than its quota gives all of them. `priority` (M,), all
-    different, breaks ties: the higher one is picked. `radius` is the radius of the first level.
-    Without `copies`, no point is picked in the place of one that is picked already, and only one of
-    several in the same place.
+    A block is a tuple of `points` (M, 3), `scale` (M,), `distance` (M,), `cell` (M,), `quota` (C,),
+    `priority` (M,) and `radius`. It gets `quota` points in each cell. Distances are in units of
+    `scale`, the local spacing, so that relative densities are kept. `distance`, in these units, is
+    the distance to the nearest point that is picked already: inf for none, negative for a point
+    that must not be picked. `cell` is the number of each point's cell; a cell with fewer points
+    than its quota gives all of them. `priority`, all different, breaks ties: the higher one is
+    picked. `radius` is the radius of the first level. Without `copies`, no point is picked in the
+    place of one that is picked already, and only one of several in the same place.
+
+    The choice is the same on all devices.
     """
-    distance, left = distance.copy(), quota.copy()
-    is_open = (distance >= 0) & (left > 0)[cell]
+    points, scale, distance, cell, quota, priority, radius = zip(*blocks, strict=True)
+    ends = np.cumsum([0, *map(len, points)])
+    # Each block has cells of its own.
+    first = np.cumsum([0, *map(len, quota)])[:-1]
+    cell = tuple(own + number for own, number in zip(cell, first, strict=True))
+    median = [np.median(values) if len(values) else 1.0 for values in scale]
+    columns = map(np.concatenate, (points, scale, distance, cell, quota, priority))
+    of_blocks = (np.repeat(of, np.diff(ends)) for of in (radius, median, np.arange(len(blocks))))
+    packed = (torch.from_numpy(values).to(device) for values in (*columns, *of_blocks))
+    picked = _select(copies, *packed)
+    chosen = picked.cpu().numpy()
+    parts = np.split(chosen, np.searchsorted(chosen, ends[1:-1]))
+    return [part - start for part, start in zip(parts, ends, strict=False)]
+
+
+def _select(
+    copies: bool,
+    points: Tensor,
+    scale: Tensor,
+    distance: Tensor,
+    cell: Tensor,
+    quota: Tensor,
+    priority: Tensor,
+    radius: Tensor,
+    median: Tensor,
+    block: Tensor,
+) -> Tensor:
+    """`select_evenly` of packed blocks; radius, median scale and number of the block are (M,)."""
+    distance, left = distance.clone(), quota.clone()
+    is_open = (distance >= 0) & _at(cell, left > 0)
     if not copies:
         is_open &= distance >= _COPY * radius
-        alone = np.flatnonzero(is_open)
+        alone = _rows(is_open)
         # The same cubes for all: copies of a point may differ in scale.
-        size = np.full(len(points), _COPY / _SAME_PLACE * np.median(scale))
-        is_open[:] = False
-        is_open[_distinct_places(points, size, alone, radius, priority)] = True
-    apart = np.flatnonzero(is_open & (distance >= _SAME_PLACE * radius))
-    distinct = _distinct_places(points, scale, apart, radius, priority)
-    one, other, gap = _close_pairs(points, scale, distinct, radius)
-    is_distinct = np.zeros(len(points), dtype=bool)
+        size = _COPY / _SAME_PLACE * median
+        is_open = torch.zeros_like(is_open)
+        is_open[_distinct_places(points, size, alone, radius, priority, block)] = True
+    apart = _rows(is_open & (distance >= _SAME_PLACE * radius))
+    distinct = _distinct_places(points, scale, apart, radius, priority, block)
+    one, other, gap = _close_pairs(points, scale, distinct, radius, block)
+    is_distinct = torch.zeros_like(is_open)
     is_distinct[distinct] = True
-    # `first` has the higher priority.
-    swap = priority[one] < priority[other]
-    first, second = np.where(swap, other, one), np.where(swap, one, other)
-    picked = np.zeros(len(points), dtype=bool)
+    # It has the higher priority.
+    first = torch.where(_at(one, priority) < _at(other, priority), other, one)
+    second = one + other - first
+    picked = torch.zeros_like(is_open)
 
-    def pick(chosen: np.ndarray) -> None:
+    def pick(chosen: Tensor) -> None:
         """Pick the `chosen` points farthest from picked ones, in each cell up to its quota."""
         nonlocal is_open
-        chosen = chosen[np.lexsort((-priority[chosen], -distance[chosen], cell[chosen]))]
-        cells = cell[chosen]
-        rank = np.arange(len(cells)) - np.searchsorted(cells, cells)
+        for key in (priority, distance):
+            chosen = chosen[key[chosen].argsort(descending=True, stable=True)]
+        cells, order = cell[chosen].sort(stable=True)
+        chosen = chosen[order]
+        rank = torch.arange(len(cells), device=cells.device) - torch.searchsorted(cells, cells)
         chosen = chosen[rank < left[cells]]
         picked[chosen] = True
-        np.subtract.at(left, cell[chosen], 1)
-        is_open &= ~picked & (left > 0)[cell]
+        left.index_add_(0, cell[chosen], torch.full_like(chosen, -1))
+        is_open &= ~picked & _at(cell, left > 0)
 
     for _ in range(_NUM_LEVELS):
         eligible = is_open & is_distinct & (distance >= radius)
-        close = gap < radius
-        before = picked.copy()
-        pick(_independent(eligible, first[close], second[close]))
-        if not is_open.any():
+        close = _rows(gap < _at(first, radius))
+        before = picked.clone()
+        pick(_independent(eligible, *_at(close, first, second)))
+        if not is_open.count_nonzero():
             break
         new = picked & ~before
         for one, other in ((first, second), (second, first)):
-            affected = new[one] & is_open[other]
-            np.minimum.at(distance, other[affected], gap[affected])
-        both = is_open[first] & is_open[second]
-        first, second, gap = first[both], second[both], gap[both]
-        radius *= _SHRINK
+            affected = _rows(_at(one, new) & _at(other, is_open))
+            there, near = _at(affected, other, gap)
+            distance.scatter_reduce_(0, there, near, "amin")
+        both = _rows(_at(first, is_open) & _at(second, is_open))
+        first, second, gap = _at(both, first, second, gap)
+        radius = radius * _SHRINK
     # Cells with too few distinct candidates are filled up with the others.
-    distance[~is_distinct] = np.minimum(distance[~is_distinct], 0.0)
-    pick(np.flatnonzero(is_open))
-    return np.flatnonzero(picked)
+    distance = torch.where(is_distinct, distance, distance.clamp(max=0.0))
+    pick(_rows(is_open))
+    return _rows(picked)
 
 
-def _independent(eligible: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _rows(mask: Tensor) -> Tensor:
+    """The rows where a mask (M,) is true: several tensors are indexed faster by them."""
+    return mask.nonzero()[:, 0]
+
+
+def _at(rows: Tensor, *columns: Tensor) -> Any:
+    """The values of columns at some rows, on the CPU four times as fast as `column[rows]`."""
+    values = [column.index_select(0, rows) for column in columns]
+    return values if len(values) > 1 else values[0]
+
+
+def _independent(eligible: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """A maximal set of eligible points without both of any pair; `first` has precedence."""
-    chosen = np.zeros(len(eligible), dtype=bool)
-    undecided = eligible.copy()
+    chosen = torch.zeros_like(eligible)
+    undecided = eligible.clone()
     while True:
-        both = undecided[first] & undecided[second]
-        first, second = first[both], second[both]
+        both = _rows(_at(first, undecided) & _at(second, undecided))
+        first, second = _at(both, first, second)
         if not len(first):
-            return np.flatnonzero(chosen | undecided)
-        beaten = np.zeros(len(eligible), dtype=bool)
+            return _rows(chosen | undecided)
+        beaten = torch.zeros_like(eligible)
         beaten[second] = True
         best = undecided & ~beaten
         chosen |= best
         undecided &= beaten
-        undecided[second[best[first]]] = False
+        undecided[_at(_rows(_at(first, best)), second)] = False
 
 
 def _distinct_places(
-    points: np.ndarray,
-    scale: np.ndarray,
-    index: np.ndarray,
-    radius: float,
-    priority: np.ndarray,
-) -> np.ndarray:
+    points: Tensor, scale: Tensor, index: Tensor, radius: Tensor, priority: Tensor, block: Tensor
+) -> Tensor:
     """One point in each small cube, so that many duplicates do not give a huge number of pairs."""
-    classes = np.floor(np.log2(scale[index]))
-    cubes = np.floor(points[index] / (_SAME_PLACE * radius * 2**classes)[:, None])
-    key = classes.astype(np.int64).astype(np.uint64)
-    for numbers in cubes.T:
-        key = (key ^ numbers.astype(np.int64).astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(32)
-    order = np.argsort(-priority[index], kind="stable")
-    return index[order[np.unique(key[order], return_index=True)[1]]]
+    classes = scale[index].log2().floor()
+    cubes = points[index] / (_SAME_PLACE * radius[index] * classes.exp2())[:, None]
+    x, y, z = cubes.floor().long().unbind(1)
+    order = priority[index].argsort(descending=True, stable=True)
+    key = _hashed([_hashed([block[index]]) ^ classes.long() ^ x, y, z])
+    key, by_key = key[order].sort(stable=True)
+    is_first = torch.ones_like(key, dtype=torch.bool)
+    is_first[1:] = key[1:] != key[:-1]
+    return index[order[by_key[is_first]]]
+
+
+def _hashed(numbers: Sequence[Tensor]) -> Tensor:
+    """A hash (M,) int64 of several numbers (M,) int64."""
+    key = torch.zeros_like(numbers[0])
+    for number in numbers:
+        key = (key ^ number) * -0x61C8864680B583EB
+        # A logical shift: an arithmetic one maps numbers of both signs to nearly the same.
+        key ^= (key >> 32) & 0xFFFFFFFF
+    return key
 
 
 def _close_pairs(
-    points: np.ndarray, scale: np.ndarray, index: np.ndarray, radius: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All pairs of points of `index` closer than `radius`, and their distances.
+    points: Tensor, scale: Tensor, index: Tensor, radius: Tensor, block: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All pairs of points of `index` in one block that are closer than its `radius`, and their
+    distances.
 
     Distances are in units of the smaller scale of the two.
     """
     # One search for each class of scales: a single radius for all would give far too many pairs
     # where the points are dense.
-    classes = np.floor(2 * np.log2(scale)).astype(np.int64)
-    axes, found = np.ascontiguousarray(points.T), []
-    for number in np.unique(classes[index]).tolist():
-        members = index[classes[index] >= number]
-        reach = radius * 2 ** ((number + 1) / 2)
-        tree = cKDTree(points[members], balanced_tree=False, compact_nodes=False)
-        pairs = np.ascontiguousarray(tree.query_pairs(reach, output_type="ndarray").T)
-        is_lowest = classes[members] == number
-        first, second = members[pairs[:, is_lowest[pairs[0]] | is_lowest[pairs[1]]]]
-        gap = np.sqrt(sum(np.square(axis[first] - axis[second]) for axis in axes))
-        gap /= np.minimum(scale[first], scale[second])
-        close = gap < radius
-        found.append((first[close], second[close], gap[close]))
-    if not found:
-        nothing = np.empty(0, dtype=np.int64)
-        return nothing, nothing, nothing.astype(np.float64)
-    first, second, gap = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    classes = (2 * scale.log2()).floor().long()
+    search = _pairs_in_trees if points.device.type == "cpu" else _pairs_in_cells
+    axes, found = points.T.contiguous(), [(index[:0], index[:0], scale[:0])]
+    for first, second in search(points, index, radius, block, classes):
+        gap = sum((_at(first, axis) - _at(second, axis)).square() for axis in axes).sqrt()
+        gap /= torch.minimum(_at(first, scale), _at(second, scale))
+        found.append(_at(_rows(gap < _at(first, radius)), first, second, gap))
+    first, second, gap = (torch.cat(parts) for parts in zip(*found, strict=True))
     return first, second, gap
+
+
+def _pairs_in_trees(
+    points: Tensor, index: Tensor, radius: Tensor, block: Tensor, classes: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of `index` that may be close, for each block and class, by a k-d tree."""
+    positions, of_block = points.numpy(), block[index]
+    for number in of_block.unique().tolist():
+        rows = index[of_block == number]
+        for lowest in classes[rows].unique().tolist():
+            members = rows[classes[rows] >= lowest]
+            reach = float(radius[members[0]]) * 2 ** ((lowest + 1) / 2)
+            tree = cKDTree(positions[members.numpy()], balanced_tree=False, compact_nodes=False)
+            pairs = tree.query_pairs(reach, output_type="ndarray").T
+            one, other = (
+                _at(torch.from_numpy(np.ascontiguousarray(row)), members) for row in pairs
+            )
+            is_lowest = classes == lowest
+            yield _at(_rows(_at(one, is_lowest) | _at(other, is_lowest)), one, other)
+
+
+def _pairs_in_cells(
+    points: Tensor, index: Tensor, radius: Tensor, block: Tensor, classes: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of `index` that may be close, by cells as wide as the reach of each class.
+
+    Each point is in the cells of its own class and of all lower ones of its block, and looks in
+    those of its own class for points of this class and higher ones.
+    """
+    if not len(index):
+        return
+    points, radius, block, own = points[index], radius[index], block[index], classes[index]
+    lowest = own.new_full((int(block.max()) + 1,), int(own.max())).scatter_reduce(
+        0, block, own, "amin"
+    )
+    row = torch.arange(len(index), device=index.device)
+    row = row.repeat_interleave(own - lowest[block] + 1)
+    level = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)
+    level += lowest[block][row]
+    # Slightly wider, because quotients are rounded.
+    side = radius[row] * ((level + 1.001) / 2).exp2()
+    x, y, z = ((points - points.amin(0))[row] / side[:, None]).floor().long().unbind(1)
+    # Cells above each other are adjacent in number, whatever the column.
+    z = z.clamp(max=2**_HEIGHT_BITS - 3) + 1
+    in_order, place = (_hashed([block[row], level, x, y]) << _HEIGHT_BITS | z).sort()
+    beside = torch.arange(9, device=row.device)
+    for rows in _rows(level == own[row]).split(_ROWS_IN_CELLS):
+        columns = x[rows, None] + beside // 3 - 1, y[rows, None] + beside % 3 - 1
+        key = _hashed([block[row[rows], None], level[rows, None], *columns]) << _HEIGHT_BITS
+        start = torch.searchsorted(in_order, key | z[rows, None] - 1).flatten()
+        count = torch.searchsorted(in_order, key | z[rows, None] + 1, right=True).flatten() - start
+        number = torch.arange(len(start), device=row.device).repeat_interleave(count)
+        start -= count.cumsum(0) - count
+        other = row[place[start[number] + torch.arange(len(number), device=row.device)]]
+        one = row[rows[number // 9]]
+        is_after = (own[other] > own[one]) | ((own[other] == own[one]) & (other > one))
+        kept = _rows(is_after & (block[other] == block[one]))
+        yield index[one[kept]], index[other[kept]]
 
 
 def shuffled(seed: int, row: np.ndarray, slot: np.ndarray) -> np.ndarray:

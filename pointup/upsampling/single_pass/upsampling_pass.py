@@ -49,6 +49,7 @@ from pointup.upsampling.store.region import Region
 CELL_SIZE = 32
 """Largest number of points of a cell, the box in which the number of new points is exact."""
 _CHILDREN_PER_CALL = 16_384
+_MOST_TOGETHER = 16  # blocks thinned at a time on a device
 _MARGIN = 3.0  # around a block, in spacings: the points there take part in its relaxation
 # Candidates of two passes near measured points are the most accurate: their distance to measured
 # points is multiplied by this, so that more of them are selected.
@@ -58,9 +59,9 @@ _NEAR_MEASURED = 1.5
 class UpsamplingPass:
     """One pass of upsampling over a store.
 
-    Call `make_candidates` for every tile, then `colors`, then `thin` for every block, `relax_group`
-    for all `groups`, and `relax_block` for every block. Results are block files in the store's
-    directory, for all processes; `output` reads them.
+    Call `make_candidates` for every tile, then `colors`, then `thin` for the groups of each,
+    `relax_group` for all `groups`, and `relax_block` for every block. Results are block files in
+    the store's directory, for all processes; `output` reads them.
 
     `ratio` is the ratio of this pass; None computes it from the target density, point by point. A
     later pass needs `measured`, the store of the first pass. Its own store is in the coordinates of
@@ -159,8 +160,11 @@ class UpsamplingPass:
         found = self._second_pass.candidates(block, *of_rows)
         self._save_candidates(block, found, ratio, target_count)
 
-    def colors(self) -> list[list[int]]:
-        """Lists of blocks to thin one list after another; blocks of one list do not touch."""
+    def colors(self, num_workers: int = 1) -> list[list[list[int]]]:
+        """Groups of blocks to thin, one list of groups after another: blocks of a list don't touch.
+
+        A group is one block on the CPU. On a device it has more, if all workers have a group.
+        """
         bounds, spacing = [], []
         for block in range(len(self)):
             with self._files.load(block, "candidates") as saved:
@@ -170,13 +174,29 @@ class UpsamplingPass:
         self._spacing = np.array(spacing)
         self._quotas = self._target_counts.of_cells(self._files)
         self._colors = color_boxes(self._low, self._high)
-        return [
-            np.flatnonzero(self._colors == color).tolist()
-            for color in range(self._colors.max() + 1)
-        ]
+        colors = []
+        for color in range(self._colors.max() + 1):
+            blocks = np.flatnonzero(self._colors == color).tolist()
+            size = len(blocks) // num_workers if self._uses_device else 1
+            size = min(max(size, 1), _MOST_TOGETHER)
+            colors.append([blocks[i : i + size] for i in range(0, len(blocks), size)])
+        return colors
 
-    def thin(self, block: int) -> None:
-        """Select candidates of a block up to its quotas, away from those of blocks done before."""
+    def thin(self, blocks: Sequence[int]) -> None:
+        """Select candidates of blocks of one colour up to their quotas, away from those of blocks
+        done before."""
+        to_save, to_thin = zip(*map(self._to_thin, blocks), strict=True)
+        device = self.device if self._uses_device else torch.device("cpu")
+        with use_of(device, self._device_lock, sum(len(points) for points, *_ in to_thin)):
+            picks = select_evenly(to_thin, self.options.has_exact_numbers, device)
+        for block, of_candidates, picked in zip(blocks, to_save, picks, strict=True):
+            target_count = of_candidates.pop("target_count")
+            of_picked = {name: values[picked] for name, values in of_candidates.items()}
+            self._files.save(block, "picked", target_count=target_count, **of_picked)
+
+    def _to_thin(self, block: int) -> tuple[dict[str, np.ndarray], tuple[Any, ...]]:
+        """What is saved of the candidates of a block if they are picked, with the target count of
+        its points, and the block for `select_evenly`."""
         with self._files.load(block, "candidates") as saved:
             found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
             cell, radius = saved["cell"], float(saved["radius"])
@@ -205,26 +225,22 @@ class UpsamplingPass:
                     distance[near] = np.minimum(distance[near], gap / scale[near])
         start = int(self.store.block_ptr[block])
         priority = shuffled(self.options.seed, start + parent, found.slot)
-        picked = np.empty(0, dtype=np.int64)
-        if len(points):
-            distance[self._measured.is_far(region, points, found.distance)] = -1.0
-            if self.options.max_uncertainty is not None:
-                most = self.options.max_uncertainty / self._measured.unit
-                distance[found.uncertainty > most] = -1.0
-            numbers = cell[parent], self._quotas[block], priority
-            copies = self.options.has_exact_numbers
-            picked = select_evenly(points, scale, distance, *numbers, radius, copies)
-        points, row = points[picked], parent[picked]
-        attributes = region.rows["attributes"][core]
-        self._files.save(
-            block,
-            "picked",
-            position=points,
-            row=row,
-            target_count=target_count,
-            uncertainty=found.uncertainty[picked],
-            parent=start + row if self.measured is None else attributes[PARENT][row],
-        )
+        distance[self._measured.is_far(region, points, found.distance)] = -1.0
+        if self.options.max_uncertainty is not None:
+            most = self.options.max_uncertainty / self._measured.unit
+            distance[found.uncertainty > most] = -1.0
+        number = start + parent
+        if self.measured is not None:
+            number = region.rows["attributes"][PARENT][core[parent]]
+        of_candidates = {
+            "position": points,
+            "row": parent,
+            "uncertainty": found.uncertainty,
+            "parent": number,
+            "target_count": target_count,
+        }
+        numbers = cell[parent], self._quotas[block], priority
+        return of_candidates, (points, scale, distance, *numbers, radius)
 
     @property
     def groups(self) -> list[range]:
