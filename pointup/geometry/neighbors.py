@@ -9,8 +9,10 @@ a line in `_search`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,14 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from pointup.geometry import kernels
-from pointup.geometry.packed import at_least_float32, check_clouds, on_host
+from pointup.geometry.packed import (
+    assume_valid,
+    at_least_float32,
+    check_clouds,
+    exact_sqrt,
+    on_host,
+    to_device,
+)
 
 # Queries per task on the CPU: small enough to spread one large cloud over the threads.
 _QUERIES_PER_TASK = 16_384
@@ -171,6 +180,63 @@ def has_copies(points: np.ndarray, num_copies: int) -> bool:
     x, y, z = points.T.astype(np.float64)
     key = np.sort(x + np.sqrt(2) * y + np.sqrt(3) * z)
     return bool((key[num_copies:] == key[:-num_copies]).any())
+
+
+def host_tree(points: np.ndarray) -> cKDTree:
+    """The k-d tree of points (N, D), built quickly."""
+    return cKDTree(points, balanced_tree=False, compact_nodes=False)
+
+
+class DeviceTree:
+    """A k-d tree of points (N, D) float64, D at most 3, whose queries a device answers.
+
+    Distances are those of the tree, bit for bit, so that equal ones are equal. `use` gives a
+    context for each use of the device.
+    """
+
+    def __init__(
+        self,
+        points: np.ndarray,
+        device: torch.device,
+        use: Callable[[int], AbstractContextManager[object]],
+    ) -> None:
+        self._points, self._device, self._use = points, device, use
+        self._there: Tensor | None = None
+
+    @cached_property
+    def _on_host(self) -> cKDTree:
+        return host_tree(self._points)
+
+    def query_ball_point(self, position: np.ndarray, radius: float) -> list[int]:
+        """As of the tree."""
+        found: list[int] = self._on_host.query_ball_point(position, radius)
+        return found
+
+    @torch.no_grad()
+    def query(self, queries: np.ndarray, k: Sequence[int]) -> Any:
+        """Distances and indices (Q, K) of the K nearest points of queries (Q, D), as of the tree
+        for `k` from 1 to K."""
+        if len(k) > kernels.MAX_K:
+            return self._on_host.query(queries, k=k)
+        with self._use(len(queries)), assume_valid():
+            if self._there is None:
+                self._there = self._moved(self._points)
+            query, pos = self._moved(queries), self._there
+            query_ptr, ptr = (
+                to_device(torch.tensor([0, len(of)]), self._device) for of in (query, pos)
+            )
+            found = _search(query, query_ptr, pos, ptr, len(k))[1]
+            # Rounded as on the host, one axis after the other.
+            squared = torch.zeros_like(found, dtype=torch.float64)
+            for mine, theirs in zip(query.unbind(1), pos.unbind(1), strict=True):
+                squared += (mine[:, None] - theirs[found]).square()
+            distance, order = exact_sqrt(squared).sort(dim=1, stable=True)
+            return distance.cpu().numpy(), found.gather(1, order).cpu().numpy()
+
+    def _moved(self, points: np.ndarray) -> Tensor:
+        """Points (N, D) on the device, with coordinates 0 for the axes that they lack."""
+        padded = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
+        return to_device(torch.from_numpy(padded), self._device)
 
 
 def _search_accelerator(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -192,6 +193,13 @@ def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root, with the gradient 0 (not NaN or infinity) at 0."""
     is_zero = squared <= 0
     return squared.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
+
+
+def exact_sqrt(values: Tensor) -> Tensor:
+    """Square root, correctly rounded on all devices; that of torch on the CPU (MKL) is not."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sqrt(values.numpy()))
+    return values.sqrt()
 
 
 def widest_float(device: torch.device) -> torch.dtype:

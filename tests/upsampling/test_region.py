@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
-from sheets import StoreMaker, grid, sheet
+from sheets import CPU, StoreMaker, grid, sheet
 
+from pointup.geometry import kernels
+from pointup.geometry.neighbors import DeviceTree, host_tree
 from pointup.upsampling.store.region import Region
 
 CLOUDS = {
@@ -15,9 +22,14 @@ CLOUDS = {
 }
 
 
+# As on a GPU, with the search of the CPU.
+device_tree = partial(DeviceTree, device=CPU, use=nullcontext)
+
+
+@pytest.mark.parametrize("make_tree", [host_tree, device_tree])
 @pytest.mark.parametrize("name", CLOUDS)
 def test_neighbors_in_a_region_are_those_in_the_whole_cloud(
-    name: str, make_store: StoreMaker
+    name: str, make_tree: Callable[[np.ndarray], Any], make_store: StoreMaker
 ) -> None:
     store = make_store(CLOUDS[name], block_size=100)
     position = store.read(0, len(store))["position"]
@@ -28,7 +40,7 @@ def test_neighbors_in_a_region_are_those_in_the_whole_cloud(
         expected = np.lexsort((np.broadcast_to(np.arange(len(position)), gap.shape[:2]), distance))
         for block in range(0, store.num_blocks, 3):
             rows = slice(store.block_ptr[block], store.block_ptr[block + 1])
-            region = Region(store, block, block + 1, dims)
+            region = Region(store, block, block + 1, dims, make_tree)
             found = region.neighbors(position[rows], k)
             other_dims = Region(store, block, block + 1, dims=5 - dims)
             other_dims.neighbors(position[rows], k)
@@ -56,3 +68,17 @@ def test_few_points_leave_places_for_neighbors_empty(make_store: StoreMaker) -> 
     distance, found = region.neighbors(np.zeros((2, 3)), 6)
     assert (found[:, 4:] == -1).all() and np.isinf(distance[:, 4:]).all()
     assert (found[:, :4] >= 0).all()
+
+
+@pytest.mark.parametrize("most", [4, 128])
+def test_distances_of_a_device_are_those_of_the_tree_bit_for_bit(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "MAX_K", most)
+    for points in (sheet(400, seed=1) / 3, grid(20) / 3, sheet(400)[:, :2]):
+        queries = points[::2] + 0.1
+        expected, _ = host_tree(points).query(queries, k=[1, 2, 3, 4, 5])
+        distance, found = device_tree(points).query(queries, k=[1, 2, 3, 4, 5])
+        np.testing.assert_array_equal(distance, expected)
+        gap = np.linalg.norm(points[found] - queries[:, None], axis=2)
+        np.testing.assert_allclose(gap, expected)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +23,17 @@ class Measured:
     `measured` is None. Positions are in the coordinates of `store`. `unit` is the length of their
     unit in that of the file; `max_distance` is the one of the options, in their unit, to positions
     on the grid of the store; `reach` is that of the model, in local spacings. Raises ConfigError if
-    `max_distance` is finer than the grid."""
+    `max_distance` is finer than the grid. `make_tree` is that of `Region`."""
 
     def __init__(
-        self, store: Store, measured: Store | None, options: UpsampleOptions, reach: float
+        self,
+        store: Store,
+        measured: Store | None,
+        options: UpsampleOptions,
+        reach: float,
+        make_tree: Callable[[np.ndarray], Any],
     ) -> None:
+        self._make_tree = make_tree
         self._store = measured or store
         self._shift = np.zeros(3) if measured is None else store.frame.origin
         self._is_other = measured is not None
@@ -143,7 +151,7 @@ class Measured:
         far = np.flatnonzero(~is_empty & (distance > NEAR * spacing))
         if len(far):
             points, distance, spacing = points[far], distance[far], spacing[far]
-            region = Region.around(self._store, points)
+            region = Region.around(self._store, points, self._make_tree)
             beside = neighbors_beside(region, points)
             is_empty[far] = is_covered(region, points, beside)
             is_empty[far] |= is_afloat(region, points, beside, distance, spacing)
@@ -155,5 +163,5 @@ class Measured:
         """The k nearest measured points: distances (Q, k) and places (Q, k) in a region of them."""
         if self._is_other and len(points):
             points = points + self._shift
-            region = Region.around(self._store, points)
+            region = Region.around(self._store, points, self._make_tree)
         return region, *region.neighbors(points, k)

@@ -16,6 +16,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from pointup.geometry.packed import exact_sqrt
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.single_pass.candidates import Candidates
 from pointup.upsampling.single_pass.pass_output import PassOutput
@@ -213,7 +214,8 @@ def _close_pairs(
     search = _pairs_in_trees if points.device.type == "cpu" else _pairs_in_cells
     axes, found = points.T.contiguous(), [(index[:0], index[:0], scale[:0])]
     for first, second in search(points, index, radius, block, classes):
-        gap = sum((_at(first, axis) - _at(second, axis)).square() for axis in axes).sqrt()
+        squared = sum((_at(first, axis) - _at(second, axis)).square() for axis in axes)
+        gap = exact_sqrt(squared)
         gap /= torch.minimum(_at(first, scale), _at(second, scale))
         found.append(_at(_rows(gap < _at(first, radius)), first, second, gap))
     first, second, gap = (torch.cat(parts) for parts in zip(*found, strict=True))

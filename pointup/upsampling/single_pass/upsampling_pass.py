@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from scipy.spatial import cKDTree
 
 from pointup.geometry import kernels
+from pointup.geometry.neighbors import DeviceTree, host_tree
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.options import UpsampleOptions
@@ -93,7 +95,6 @@ class UpsamplingPass:
         self.num_steps = model.config.relaxation_steps if num_steps is None else num_steps
         self._files = BlockFiles(store.directory)
         self.output = PassOutput(store, self._files, measured, options.originals)
-        self._measured = Measured(store, measured, options, model.config.reach)
         self._target_counts = TargetCounts(
             store, options, model.config, ratio, measured is None, num_made
         )
@@ -110,6 +111,12 @@ class UpsamplingPass:
         self._device_lock: Any = nullcontext() if on_cpu else threading.Lock()
         # Without its kernels a device searches neighbours more slowly than the host.
         self._uses_device = kernels.take(torch.empty((0, 3), device=device), NUM_NEIGHBORS + 1)
+        self._make_tree: Any = host_tree
+        if self._uses_device:
+            use = partial(use_of, device, self._device_lock)
+            self._make_tree = partial(DeviceTree, device=device, use=use)
+        reach = model.config.reach
+        self._measured = Measured(store, measured, options, reach, self._make_tree)
 
     def tiles(self, num_points: int, side: float | None = None) -> list[Tile]:
         """Tiles of at most `num_points` points, or with sides of at most `side`, in file units."""
@@ -118,7 +125,7 @@ class UpsamplingPass:
 
     def make_candidates(self, tile: Tile) -> None:
         """Run the model on the points of a tile; it makes more candidates than the target count."""
-        region = Region(self.store, tile.start, tile.stop)
+        region = Region(self.store, tile.start, tile.stop, make_tree=self._make_tree)
         for start, stop in zip(tile.batches, [*tile.batches[1:], tile.stop], strict=True):
             blocks = range(start, stop)
             ratios, target_counts = zip(
@@ -269,7 +276,7 @@ class UpsamplingPass:
         `Measured.settle` returns of those that `Measured.is_kept` keeps."""
         with self._files.load(block, "picked") as saved:
             picked = saved
-        region = Region(self.store, block, block + 1)
+        region = Region(self.store, block, block + 1, make_tree=self._make_tree)
         selected = picked["position"]
         is_relaxed = not self._second_pass and self._files.exists(block, "relaxed")
         if not is_relaxed or self._has_sheets:

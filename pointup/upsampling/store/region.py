@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-from scipy.spatial import cKDTree
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+
+from pointup.geometry.neighbors import host_tree
 from pointup.upsampling.store.point_store import Store
 
 # Number of further neighbours in a search, to find where equal distances end.
@@ -19,26 +22,40 @@ class Region:
     the order of the store, so that they do not depend on the first blocks of a region.
 
     `rows` are the points loaded so far; they keep their places when more are loaded. With `dims` 2,
-    distances are horizontal; a single search can have other `dims` than the region.
+    distances are horizontal; a single search can have other `dims` than the region. Trees of the
+    loaded points are made by `make_tree`.
     """
 
-    def __init__(self, store: Store, start: int, stop: int, dims: int = 3) -> None:
+    def __init__(
+        self,
+        store: Store,
+        start: int,
+        stop: int,
+        dims: int = 3,
+        make_tree: Callable[[np.ndarray], Any] = host_tree,
+    ) -> None:
+        self._make_tree = make_tree
         self.rows = np.empty(0, store.dtype)
         self._ids = np.empty(0, dtype=np.int64)
         self._store, self._dims = store, dims
         self._place = np.full(store.num_blocks, -1, dtype=np.int64)
-        self._trees: dict[int, cKDTree] = {}
+        self._trees: dict[int, Any] = {}
         self._low, self._high = store.low, store.high
         self._bounds = store.low[start:stop].min(axis=0), store.high[start:stop].max(axis=0)
         self._load(np.arange(start, stop))
 
     @classmethod
-    def around(cls, store: Store, positions: np.ndarray) -> Region:
+    def around(
+        cls,
+        store: Store,
+        positions: np.ndarray,
+        make_tree: Callable[[np.ndarray], Any] = host_tree,
+    ) -> Region:
         """A region that starts with the block nearest to the middle of positions (Q, 3), Q > 0."""
         middle = (positions.min(axis=0) + positions.max(axis=0)) / 2
         gaps = np.maximum(store.low - middle, middle - store.high).clip(min=0)
         nearest = int(np.square(gaps).sum(axis=1).argmin())
-        return cls(store, nearest, nearest + 1)
+        return cls(store, nearest, nearest + 1, make_tree=make_tree)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -114,11 +131,10 @@ class Region:
         self.rows, self._ids = np.concatenate(loaded), np.concatenate(ids)
         self._trees.clear()
 
-    def _tree(self, dims: int) -> cKDTree:
+    def _tree(self, dims: int) -> Any:
         """The tree of the loaded points in the first `dims` coordinates."""
         if dims not in self._trees:
-            points = self.rows["position"][:, :dims]
-            self._trees[dims] = cKDTree(points, balanced_tree=False, compact_nodes=False)
+            self._trees[dims] = self._make_tree(self.rows["position"][:, :dims])
         return self._trees[dims]
 
     def _load_nearest(self, k: int, dims: int) -> None:
