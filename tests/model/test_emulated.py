@@ -160,7 +160,7 @@ def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(
     model, options = as_if_trained(), UpsampleOptions(ratio=3.0)
 
     def upsampled(device: torch.device, tile: float | None = None) -> np.ndarray:
-        store = make_store(sheet(400), block_size=60)
+        store = make_store(sheet(300), block_size=60)
         return upsample_in_blocks(store, model.to(device), options, tile, 200, device)
 
     def refuse(*arguments: Any) -> None:
@@ -171,9 +171,10 @@ def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(
     monkeypatch.setattr(selection, "_pairs_in_trees", refuse)
     monkeypatch.setattr(neighbors.DeviceTree, "_on_host", property(refuse))
     made = upsampled(DEVICE)
-    assert len(made) == len(expected) == 800
+    assert len(made) == len(expected) == 600
     assert (np.linalg.norm(made - expected, axis=1) < 1e-3).mean() > 0.99
-    np.testing.assert_array_equal(upsampled(DEVICE, tile=8.0), made)
+    # MKL's products, here those of the network, depend on the place of a row.
+    np.testing.assert_allclose(upsampled(DEVICE, tile=8.0), made, rtol=0, atol=1e-6)
 
 
 @needs_device
