@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from accelerate.utils import broadcast_object_list, gather_object
 
 from pointup.errors import FileError, PointupError
-from pointup.training.distributed.accelerator import make_accelerator
+from pointup.training.distributed.accelerator import (
+    is_cpu_requested,
+    local_processes,
+    make_accelerator,
+)
 
 Item = TypeVar("Item")
 
 # Timeout of collectives: other processes wait while one reads or writes a file of any size.
 _TIMEOUT_MINUTES = 7 * 24 * 60.0
+
+
+def shared_device() -> torch.device | None:
+    """The accelerator of this process if the machine has more processes than accelerators.
+
+    The group then forms on the CPU (gloo), because NCCL refuses two processes with one device.
+    Python's global lock stops the threads of one process from keeping a device busy.
+    """
+    if is_cpu_requested() or not torch.accelerator.is_available():
+        return None
+    num_devices = torch.accelerator.device_count()
+    if local_processes(num_devices) <= num_devices:
+        return None
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    kind = torch.accelerator.current_accelerator()
+    return torch.device(str(kind), int(os.environ.get("LOCAL_RANK", 0)) % num_devices)
 
 
 class LaunchedWorkerGroup:
@@ -25,8 +47,9 @@ class LaunchedWorkerGroup:
     """
 
     def __init__(self, folder: Path) -> None:
+        shared = shared_device()
         self._accelerator = make_accelerator(folder, collective_timeout_minutes=_TIMEOUT_MINUTES)
-        self.device = self._accelerator.device
+        self.device = shared or self._accelerator.device
         self.num_processes = self._accelerator.num_processes
         self.is_main = self._accelerator.is_main_process
 

@@ -1,0 +1,33 @@
+"""The processes of `pointup upsample`, and the devices that they use."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import pytest
+import torch
+
+from pointup.cli.worker_group import shared_device
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "use_cpu", "expected"),
+    [(5, "", torch.device("cuda", 1)), (2, "", None), (5, "true", None)],
+)
+def test_more_processes_than_devices_share_them_in_a_group_on_the_cpu(
+    num_processes: int,
+    use_cpu: str,
+    expected: torch.device | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": str(num_processes)}
+    for name, value in {**environment, "ACCELERATE_USE_CPU": use_cpu}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        mock.patch("torch.accelerator.is_available", lambda: True),
+        mock.patch("torch.accelerator.device_count", lambda: 2),
+        mock.patch("torch.accelerator.current_accelerator", lambda: torch.device("cuda")),
+    ):
+        assert shared_device() == expected
+    assert os.environ["ACCELERATE_USE_CPU"] == ("true" if expected else use_cpu)
