@@ -34,7 +34,8 @@ class NpzHeader:
 
 def read_npy(path: Path) -> PointCloud:
     """Read an array (N, 3) or wider; columns after z become attributes `column_4`, `column_5`..."""
-    with _numpy_errors(path):
+    # A damaged shape may overflow, which the mapping refuses.
+    with _numpy_errors(path), np.errstate(over="ignore"):
         with path.open("rb") as stream:
             if stream.read(2) == b"PK":
                 raise FileError(f"{path}: holds several arrays; name it .npz")

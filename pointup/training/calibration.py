@@ -60,7 +60,11 @@ def calibrate_kept_model(
         found = []
         for model.calibration in (_EXACT, _SPACING):
             clouds = upsampled_clouds(
-                batch, ratio, model, [samples.is_vertical(index)], originals=not config.noise
+                batch,
+                ratio,
+                model,
+                [samples.is_vertical(index)],
+                originals=not config.noise_spacings,
             )
             found.append(measured_uncertainty(clouds[0], target, surface))
         (errors, distance), (spacing, _) = found

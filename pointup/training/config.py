@@ -141,7 +141,7 @@ class TrainConfig:
     """Largest upsampling ratio in training; pairs with a larger one are upsampled by this ratio."""
     augment: Switch = True
     """Rotate, mirror, scale and jitter the training pairs."""
-    noise: NonNegativeFloat = 0.0
+    noise_spacings: NonNegativeFloat = 0.0
     """Largest standard deviation of Gaussian noise on the sources of training pairs, in spacings of
     the source. For each pair it is drawn anew from 0.01 to this number. Not with --no-augment."""
     learning_rate: PositiveFloat = 3e-3
@@ -254,11 +254,12 @@ class TrainConfig:
             raise ConfigError("--initial-share needs --initial-model")
         if self.target_chamfer is not None and self.choose_by != "chamfer":
             raise ConfigError(f"--target-chamfer excludes --choose-by {self.choose_by}")
-        if self.noise and not self.augment:
-            raise ConfigError("--noise needs --augment")
-        if 0 < self.noise <= JITTER:
+        if self.noise_spacings and not self.augment:
+            raise ConfigError("--noise-spacings needs --augment")
+        if 0 < self.noise_spacings <= JITTER:
             raise ConfigError(
-                f"--noise is {self.noise}; augmentation adds {JITTER} in any case; give more, or 0"
+                f"--noise-spacings is {self.noise_spacings}; augmentation adds {JITTER} in any "
+                "case; give more, or 0"
             )
 
 

@@ -169,7 +169,7 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     where = ", ".join(config.data) or "procedural shapes and scenes"
     return TrainingData(
         sources,
-        PairDataset(train, seed=config.seed, augment=config.augment, noise=config.noise),
+        PairDataset(train, seed=config.seed, augment=config.augment, noise=config.noise_spacings),
         PairDataset(validation, seed=config.seed),
         f"{where}, {len(train):,} for training, {len(validation):,} for validation",
         left_out=tuple(bad + known + others),

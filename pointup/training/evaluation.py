@@ -150,7 +150,9 @@ class Evaluation:
         if index not in self.references:
             self.references[index] = self._figures(index, batch, clouds)
         # A model of noisy points is used to replace them.
-        output = upsampled_pairs(batch, ratio, model, [vertical], originals=not config.noise)
+        output = upsampled_pairs(
+            batch, ratio, model, [vertical], originals=not config.noise_spacings
+        )
         found = self._figures(index, batch, {"model": output, "source": clouds["source"]})
         record: Record = {
             kind: {"model": rows["model"], **self.references[index][kind]} if rows else {}

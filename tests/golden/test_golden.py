@@ -82,8 +82,8 @@ INPUTS = {
 SHARD = PREPARED["thin by regions"] + " --shard"
 TRAINED = (
     "--steps 12 --save-every 6 --eval-every 6 --log-every 1 --num-pictures 0 --num-workers 0 "
-    "--token-budget 800 --warmup-steps 2 --ema-decay 0.9 --noise 0.1 --model.feature-dim 16 "
-    "--model.k 6 --model.num-layers 1 --model.heads 2 --model.child-heads 2 "
+    "--token-budget 800 --warmup-steps 2 --ema-decay 0.9 --noise-spacings 0.1 "
+    "--model.feature-dim 16 --model.k 6 --model.num-layers 1 --model.heads 2 --model.child-heads 2 "
     "--model.position-hidden 8 --model.predict-error --model.dropout 0.1"
 )
 EVALUATED = {

@@ -98,7 +98,7 @@ def test_the_config_json_of_a_run_is_a_file_of_options(
         ("loss: 3\n", "--loss is 3; it must be a dictionary"),
         ("model: {dropout: 2.0}\n", r"model.dropout is 2.0; it must be at most 0.99"),
         ("seed: 1\nlearning_rate: -1\n", "--learning-rate is -1; it must be greater than 0"),
-        ("noise: 0.5\naugment: false\n", "--noise needs --augment"),
+        ("noise_spacings: 0.5\naugment: false\n", "--noise-spacings needs --augment"),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused(
@@ -138,8 +138,11 @@ def test_a_flag_fits_the_options_of_a_file(tmp_path: Path) -> None:
         ({"ratio": 0.5}, "--ratio is 0.5; it must be greater than or equal to 1"),
         ({"num_workers": 10**6}, "--num-workers is 1000000; it must be less"),
         ({"ema_decay": 1.0}, "--ema-decay is 1.0; it must be less than 1"),
-        ({"noise": 0.005}, "--noise is 0.005; augmentation adds 0.01 in any case"),
-        ({"noise": 0.5, "augment": False}, "--noise needs --augment"),
+        (
+            {"noise_spacings": 0.005},
+            "--noise-spacings is 0.005; augmentation adds 0.01",
+        ),
+        ({"noise_spacings": 0.5, "augment": False}, "--noise-spacings needs --augment"),
         ({"steps": 3, "hours": 2.0}, "--steps and --hours exclude each other"),
         ({"output_dir": Path("\udce4")}, "LC_ALL"),
     ],

@@ -92,7 +92,7 @@ PROGRAMS = {
     "train.py": training.main,
     "pointup train": lambda args: cli.main(["train", *args]),
 }
-REFUSED = ["--noise", "-1"]
+REFUSED = ["--noise-spacings", "-1"]
 
 
 @pytest.fixture(params=PROGRAMS)
@@ -109,14 +109,14 @@ def test_an_error_names_the_program(
     prog: str, program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program(REFUSED) == 1
-    assert capsys.readouterr().err.startswith(f"{prog}: error: --noise is -1.0;")
+    assert capsys.readouterr().err.startswith(f"{prog}: error: --noise-spacings is -1.0;")
 
 
 def test_an_error_shows_its_origin_on_request(
     program: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POINTUP_TRACEBACK", "1")
-    with pytest.raises(ConfigError, match="--noise is -1"):
+    with pytest.raises(ConfigError, match="--noise-spacings is -1"):
         program(REFUSED)
 
 

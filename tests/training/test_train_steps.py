@@ -24,7 +24,7 @@ def test_noise_moves_the_sources_of_training_pairs_and_no_others(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     quiet, noisy = (
-        open_training_data(options(pair_directory, tmp_path, noise=noise), accelerator)
+        open_training_data(options(pair_directory, tmp_path, noise_spacings=noise), accelerator)
         for noise in (0.0, 0.5)
     )
     before, after = (data.train[(0, 0)] for data in (quiet, noisy))
