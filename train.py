@@ -122,8 +122,9 @@ def train_model(
                         ):
                             reduction.add(losses)
                             step.add(piece, losses, data.source_of(piece), reduction.sums)
-                watchdog.enter_phase("reduction")
+                # It waits for the device: a kernel that hangs is no wait for other processes.
                 numbers = step.numbers(stop.requested, elapsed_seconds=time.monotonic() - began)
+                watchdog.enter_phase("reduction")
                 totals = step.totals(reduction.reduce(numbers))
 
                 data.unreadable.report(progress.step, totals.num_unreadable, step.faults)

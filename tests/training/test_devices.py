@@ -103,6 +103,8 @@ def test_processes_that_a_scheduler_starts_are_not_refused(
         monkeypatch.setenv(name, value)
     with torch_sees(num_devices):
         prepare_devices()
+    # Accelerate's barriers take it for the number of the device.
+    assert int(os.environ["LOCAL_RANK"]) < num_devices
 
 
 def test_a_process_whose_number_is_beyond_the_devices_is_refused(

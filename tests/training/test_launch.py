@@ -21,6 +21,7 @@ from pointup.errors import ConfigError
 from pointup.training.distributed import accelerator
 from pointup.training.distributed.accelerator import (
     LaunchRequest,
+    check_tasks,
     joined_group,
     launch_arguments,
     launch_request,
@@ -197,6 +198,30 @@ def test_plugins_are_refused_by_name_before_an_accelerator_is_made(
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError, match=f"^{name} of the launcher"), joined_group(1.0):
+        pytest.fail("joined")
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"), [("srun", "SLURM_STEP_NUM_TASKS"), ("mpirun", "OMPI_COMM_WORLD_SIZE")]
+)
+def test_tasks_that_know_nothing_of_each_other_do_not_train(
+    name: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv(variable, "4")
+    with pytest.raises(ConfigError, match=f"^{name} started 4 tasks"):
+        check_tasks()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    check_tasks()
+
+
+def test_the_precision_of_notebook_launcher_is_that_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    monkeypatch.setenv("FORK_LAUNCHED", "1")
+    monkeypatch.setenv("MIXED_PRECISION", "fp8")
+    with pytest.raises(ConfigError, match=r"^mixed_precision fp8 .*"), joined_group(1.0):
         pytest.fail("joined")
 
 

@@ -55,6 +55,7 @@ def checked_launch(
     if debug:
         enable_debug_checks()
     check_trackers(log_with)
+    check_tasks()
     with joined_group(collective_timeout_minutes):
         yield
 
@@ -66,6 +67,9 @@ def joined_group(collective_timeout_minutes: float) -> Iterator[None]:
     Products of 16 bits add up in float32. Raises ConfigError for a launch that is not supported.
     """
     check_number_of_processes()
+    if os.environ.get("FORK_LAUNCHED") == "1" and "MIXED_PRECISION" in os.environ:
+        # notebook_launcher sets a variable that Accelerate doesn't read.
+        os.environ.setdefault("ACCELERATE_MIXED_PRECISION", os.environ["MIXED_PRECISION"])
     check_accumulation()
     check_plugins()
     prepare_devices()
@@ -137,6 +141,18 @@ def check_number_of_processes() -> None:
             f"accelerate launch was to start {request.num_processes} processes but started 1; use "
             "distributed_type MULTI_GPU with use_cpu: true, as in accelerate_configs/cpu2.yaml"
         )
+
+
+def check_tasks() -> None:
+    """Raise ConfigError for tasks of srun or mpirun, which set nothing that torch reads."""
+    for name, variable in (("srun", "SLURM_STEP_NUM_TASKS"), ("mpirun", "OMPI_COMM_WORLD_SIZE")):
+        tasks = os.environ.get(variable, "1")
+        if tasks != "1" and "WORLD_SIZE" not in os.environ:
+            raise ConfigError(
+                f"{name} started {tasks} tasks, each of which would train by itself: start one "
+                "`accelerate launch` a machine (docs/guides/clusters.md), or set RANK, WORLD_SIZE, "
+                "LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+            )
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -217,6 +233,9 @@ def prepare_devices() -> None:
                 f"sees {num_devices}; give --num_processes {num_devices}, or check "
                 "CUDA_VISIBLE_DEVICES and gpu_ids for hidden ones"
             )
+        if number == 1 and "LOCAL_RANK" in os.environ:
+            # A task that sees one device of its own: Accelerate's barriers take it by this number.
+            os.environ["LOCAL_RANK"] = "0"
         return
     # Without this, each process launched on a machine without accelerators forms a world of 1.
     os.environ["ACCELERATE_USE_CPU"] = "true"
