@@ -117,7 +117,9 @@ def try_knn(device: torch.device) -> bool:
     pos, ptr, query, query_ptr = (values.to(device) for values in (*points, *others))
     for k in NUM_NEIGHBORS:
         own = knn_search(pos, ptr, pos, ptr, k)[1].cpu()
-        index = knn_search(query, query_ptr, pos, ptr, k)[1].cpu()
+        # As upsampling searches, or for the one nearest as training does.
+        dtype = torch.float64 if k > 1 else torch.float32
+        index = knn_search(query.to(dtype), query_ptr, pos.to(dtype), ptr, k)[1].cpu()
         if not (are_nearest(own, *points, *points) and are_nearest(index, *others, *points)):
             return False
         # Among copies of a point, the point itself comes first.
