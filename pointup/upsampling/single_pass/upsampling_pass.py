@@ -8,6 +8,7 @@ tiles.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -170,7 +171,7 @@ class UpsamplingPass:
     def colors(self, num_workers: int = 1) -> list[list[list[int]]]:
         """Groups of blocks to thin, one list of groups after another: blocks of a list don't touch.
 
-        A group is one block on the CPU. On a device it has more, if all workers have a group.
+        A group is one block on the CPU. On a device it has more where blocks outnumber workers.
         """
         bounds, spacing = [], []
         for block in range(len(self)):
@@ -184,8 +185,8 @@ class UpsamplingPass:
         colors = []
         for color in range(self._colors.max() + 1):
             blocks = np.flatnonzero(self._colors == color).tolist()
-            size = len(blocks) // num_workers if self._uses_device else 1
-            size = min(max(size, 1), _MOST_TOGETHER)
+            size = min(math.ceil(len(blocks) / num_workers), _MOST_TOGETHER)
+            size = size if self._uses_device else 1
             colors.append([blocks[i : i + size] for i in range(0, len(blocks), size)])
         return colors
 
