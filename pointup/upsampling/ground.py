@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
+from scipy.interpolate import LinearNDInterpolator
+from scipy.spatial import QhullError
 
 from pointup.io.cloud import CLASSIFICATION, plain_name
 from pointup.upsampling.store.point_store import Store
@@ -51,10 +54,10 @@ class Ground:
     def floor(self, points: np.ndarray) -> np.ndarray:
         """Lowest allowed height (Q,) of new points at (Q, 3).
 
-        It is the larger of two heights: the lowest return in the 3 x 3 cells around, and the plane
-        plus the lowest height of a return relative to it. The cells are the smallest in which
-        enough returns came from the ground for a plane, or those of the coarsest raster where there
-        are none. It is -inf without returns.
+        It is the largest of the lowest return in the 3 x 3 cells around, the plane plus the lowest
+        height of a return relative to it, and the floor of `Triangles`. The cells are the smallest
+        in which enough returns came from the ground for a plane, or those of the coarsest raster
+        where there are none. It is -inf without returns.
         """
         floor = np.empty(len(points))
         for rows, rectangle in self._rectangles(points):
@@ -119,6 +122,7 @@ class _Rectangle:
             coarser = self._levels[0] if self._levels else None
             level = Level(raster, points, is_ground, low_returns, coarser)
             self._levels.insert(0, level)
+        self._triangles = Triangles(finest, points, is_ground)
 
     def returns(self) -> np.ndarray:
         """Row numbers (G,) in the store of the ground returns: the lowest of cells."""
@@ -129,7 +133,7 @@ class _Rectangle:
         for level in self._levels[1:]:
             rows = np.flatnonzero(~known)
             floor[rows], known[rows] = level.floor(points[rows])
-        return floor
+        return np.fmax(floor, self._triangles.floor(points))
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
         finest = self._levels[0]
@@ -296,6 +300,53 @@ class Level:
         floor = np.where(np.isfinite(lowest), np.fmax(lowest, plane), -np.inf)
         return floor, self.has_plane[cell]
 
+
+class Triangles:
+    """The ground as triangles between the lowest points of class 2 of the cells of a raster.
+
+    Planes through many cells don't follow the terrain of a sparse survey, and new points would lie
+    below it. Lowest returns of cells can't replace class 2: some are of plants.
+    """
+
+    def __init__(self, raster: Raster, points: np.ndarray, is_ground: np.ndarray) -> None:
+        self._raster = raster
+        ground = points[is_ground]
+        lowest = raster.lowest(ground[:, 2], raster.cells(ground))
+        corners = ground[lowest[lowest >= 0]]
+        highest = np.full(len(raster), -np.inf)
+        np.maximum.at(highest, raster.cells(corners), corners[:, 2])
+        self._highest = raster.around(highest, -np.inf, np.maximum)
+        self._surface: LinearNDInterpolator | None = None
+        # Returns on one line span no triangle.
+        with suppress(QhullError):
+            if len(corners) > 2:
+                self._surface = LinearNDInterpolator(corners[:, :2], corners[:, 2])
+        low = np.flatnonzero(points[:, 2] < self._highest[raster.cells(points)])
+        cell, depth = raster.cells(points[low]), points[low, 2] - self._heights(points[low])
+        below, noise = np.zeros((2, len(raster)))
+        np.fmin.at(below, cell, depth)
+        np.fmin.at(noise, cell[is_ground[low]], depth[is_ground[low]])
+        self._below = np.minimum(below, _NOISE * raster.around(noise, 0.0, np.minimum))
+
+    def floor(self, points: np.ndarray) -> np.ndarray:
+        """Lowest allowed height (Q,) of points (Q, 3): that of the triangles, less twice the depth
+        of the deepest ground point in the 3 x 3 cells around below them, or less that of the
+        deepest point of its cell. NaN beyond the triangles, and above all their corners there."""
+        cell = self._raster.cells(points)
+        floor = np.full(len(points), np.nan)
+        low = np.flatnonzero(points[:, 2] < self._highest[cell])
+        floor[low] = self._heights(points[low]) + self._below[cell[low]]
+        return floor
+
+    def _heights(self, points: np.ndarray) -> np.ndarray:
+        if self._surface is None or not len(points):
+            return np.full(len(points), np.nan)
+        return np.asarray(self._surface(points[:, :2]))
+
+
+# Depths of ground points below the triangles that new points may have. With less, the Chamfer
+# distance of flat surveys grows by 0.7 %.
+_NOISE = 2.0
 
 # Smallest number of points for a plane.
 _LEAST_POINTS = 5

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forest_options import FOREST
+from scipy.interpolate import LinearNDInterpolator
 from sheets import CPU, StoreMaker, small_model
 
 from pointup import Upsampler, upsample
@@ -194,6 +195,24 @@ def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: Stor
 
     assert num_below(above_ground=True) == 0
     assert num_below(above_ground=False) > 0
+
+
+def test_no_new_point_lies_below_the_triangles_of_sparse_terrain() -> None:
+    """Ridges 31 m apart, below low plants: no plane follows them through few ground returns."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 3000)) * 77
+    is_ground = np.arange(3000) < 600
+    height = np.where(is_ground, 0, 0.2 + 3 * rng.random(3000) ** 2)
+    points = np.stack([x, y, 3 * np.sin(x / 5) + 0.3 * y + height], axis=1)
+    cloud = PointCloud(points, {"classification": np.where(is_ground, 2, 1).astype(np.uint8)})
+    model = small_model(noise=0.3)
+    new = upsample(
+        cloud, 4, model=model, only_new=True, above_ground=True, ground_density=0
+    ).positions
+    triangles = LinearNDInterpolator(points[is_ground, :2], points[is_ground, 2])
+    depth = triangles(new[:, :2]) - new[:, 2]
+    # Plants in hollows show that the triangles are too high there.
+    assert np.nanquantile(depth, 0.98) < 0.05
 
 
 def test_points_below_all_returns_are_counted_where_they_are_written(tmp_path: Path) -> None:
