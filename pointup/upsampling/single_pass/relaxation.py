@@ -97,16 +97,9 @@ def relax(
     spacing = near[index[:, 1:]].mean(axis=1)
     movable = np.flatnonzero((spacing > 0) & (distance[: len(free), -1] > 0))
     wanted = len(free) if num_wanted is None else num_wanted
-    now = _moved(
-        start,
-        movable,
-        distance[movable],
-        index[movable],
-        spacing[movable],
-        int(np.searchsorted(movable, wanted)),
-        (num_steps, keeps_sheets, most_residual, volume_radius),
-    )
-    return now[:wanted]
+    options = num_steps, keeps_sheets, most_residual, volume_radius
+    num_settled = int(np.searchsorted(movable, wanted))
+    return _moved(start, distance, index, spacing, movable, num_settled, options)[:wanted]
 
 
 @torch.no_grad()
@@ -131,25 +124,26 @@ def relax_on_device(
     kind = kind.masked_fill((spacing <= 0) | (distance[:, -1] <= 0), 2)
     settled, others = ((kind == number).nonzero()[:, 0] for number in (0, 1))
     rows = torch.cat([settled, others])
-    now = _moved(start, rows, distance[rows], index[rows], spacing[rows], len(settled), options)
+    now = _moved(start, distance, index, spacing, rows, len(settled), options)
     return np.split(now[wanted].cpu().numpy(), np.cumsum(sizes[:-1, 0]))
 
 
 def _moved(
     start: Array,
-    movable: Array,
     distance: Array,
     index: Array,
     spacing: Array,
+    movable: Array,
     num_settled: int,
     options: Sequence[float],
 ) -> Array:
-    """Positions (N, 3) of points (N, 3) after the rows `movable` (Q,) of them are relaxed.
+    """Positions (N, 3) of points (N, 3) after the rows `movable` of them are relaxed.
 
-    Shapes: `distance` and `index` (Q, K + 1) of their neighbours, themselves first, and `spacing`
-    (Q,). The first `num_settled` of them are moved onto the surface at the end.
+    Shapes: `distance` and `index` (Q, K + 1) of the neighbours of the first Q points, themselves
+    first, and `spacing` (Q,). The first `num_settled` rows are moved onto the surface at the end.
     """
     xp, (num_steps, keeps_sheets, most_residual, volume_radius) = library(start), options
+    distance, index, spacing = distance[movable], index[movable], spacing[movable]
     parts = []
     for rows in _parts(len(movable), _ROWS if xp is np else _ROWS_ON_DEVICE):
         around = start[index[rows]]

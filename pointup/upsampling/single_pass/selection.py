@@ -81,20 +81,9 @@ def select_evenly(
     return [part - start for part, start in zip(parts, ends, strict=False)]
 
 
-def _select(
-    copies: bool,
-    points: Tensor,
-    scale: Tensor,
-    distance: Tensor,
-    cell: Tensor,
-    quota: Tensor,
-    priority: Tensor,
-    radius: Tensor,
-    median: Tensor,
-    block: Tensor,
-) -> Tensor:
+def _select(copies: bool, *packed: Tensor) -> Tensor:
     """`select_evenly` of packed blocks; radius, median scale and number of the block are (M,)."""
-    distance, left = distance.clone(), quota.clone()
+    points, scale, distance, cell, left, priority, radius, median, block = packed
     is_open = (distance >= 0) & _at(cell, left > 0)
     if not copies:
         is_open &= distance >= _COPY * radius
