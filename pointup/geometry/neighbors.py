@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -187,6 +188,7 @@ def host_tree(points: np.ndarray) -> cKDTree:
     return cKDTree(points, balanced_tree=False, compact_nodes=False)
 
 
+@dataclass
 class DeviceTree:
     """A k-d tree of points (N, D) float64, D at most 3, whose queries a device answers.
 
@@ -194,23 +196,17 @@ class DeviceTree:
     context for each use of the device.
     """
 
-    def __init__(
-        self,
-        points: np.ndarray,
-        device: torch.device,
-        use: Callable[[int], AbstractContextManager[object]],
-    ) -> None:
-        self._points, self._device, self._use = points, device, use
-        self._there: Tensor | None = None
+    points: np.ndarray
+    device: torch.device
+    use: Callable[[int], AbstractContextManager[object]]
 
     @cached_property
     def _on_host(self) -> cKDTree:
-        return host_tree(self._points)
+        return host_tree(self.points)
 
-    def query_ball_point(self, position: np.ndarray, radius: float) -> list[int]:
-        """As of the tree."""
-        found: list[int] = self._on_host.query_ball_point(position, radius)
-        return found
+    @cached_property
+    def _there(self) -> Tensor:
+        return self._moved(self.points)
 
     @torch.no_grad()
     def query(self, queries: np.ndarray, k: Sequence[int]) -> Any:
@@ -218,12 +214,10 @@ class DeviceTree:
         for `k` from 1 to K."""
         if len(k) > kernels.MAX_K:
             return self._on_host.query(queries, k=k)
-        with self._use(len(queries)), assume_valid():
-            if self._there is None:
-                self._there = self._moved(self._points)
+        with self.use(len(queries)), assume_valid():
             query, pos = self._moved(queries), self._there
             query_ptr, ptr = (
-                to_device(torch.tensor([0, len(of)]), self._device) for of in (query, pos)
+                to_device(torch.tensor([0, len(of)]), self.device) for of in (query, pos)
             )
             found = _search(query, query_ptr, pos, ptr, len(k))[1]
             # Rounded as on the host, one axis after the other.
@@ -233,10 +227,18 @@ class DeviceTree:
             distance, order = exact_sqrt(squared).sort(dim=1, stable=True)
             return distance.cpu().numpy(), found.gather(1, order).cpu().numpy()
 
+    def query_ball_point(self, position: np.ndarray, radius: float) -> Any:
+        """As of the tree."""
+        return self._on_host.query_ball_point(position, radius)
+
     def _moved(self, points: np.ndarray) -> Tensor:
         """Points (N, D) on the device, with coordinates 0 for the axes that they lack."""
         padded = np.pad(points, ((0, 0), (0, 3 - points.shape[1])))
-        return to_device(torch.from_numpy(padded), self._device)
+        return to_device(torch.from_numpy(padded), self.device)
+
+
+TreeMaker: TypeAlias = Callable[[np.ndarray], Any]
+"""Makes a k-d tree of points (N, D)."""
 
 
 def _search_accelerator(

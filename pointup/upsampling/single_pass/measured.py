@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from pointup.errors import ConfigError
+from pointup.geometry.neighbors import TreeMaker
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
 from pointup.upsampling.ground import NEAR, Ground, is_afloat, is_covered, neighbors_beside
 from pointup.upsampling.options import UpsampleOptions
@@ -31,7 +30,7 @@ class Measured:
         measured: Store | None,
         options: UpsampleOptions,
         reach: float,
-        make_tree: Callable[[np.ndarray], Any],
+        make_tree: TreeMaker,
     ) -> None:
         self._make_tree = make_tree
         self._store = measured or store

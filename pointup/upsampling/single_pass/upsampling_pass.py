@@ -22,7 +22,7 @@ import torch
 from scipy.spatial import cKDTree
 
 from pointup.geometry import kernels
-from pointup.geometry.neighbors import DeviceTree, host_tree
+from pointup.geometry.neighbors import DeviceTree, TreeMaker, host_tree
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.options import UpsampleOptions
@@ -112,7 +112,7 @@ class UpsamplingPass:
         self._device_lock: Any = nullcontext() if on_cpu else threading.Lock()
         # Without its kernels a device searches neighbours more slowly than the host.
         self._uses_device = kernels.take(torch.empty((0, 3), device=device), NUM_NEIGHBORS + 1)
-        self._make_tree: Any = host_tree
+        self._make_tree: TreeMaker = host_tree
         if self._uses_device:
             use = partial(use_of, device, self._device_lock)
             self._make_tree = partial(DeviceTree, device=device, use=use)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from pointup.geometry.neighbors import host_tree
+from pointup.geometry.neighbors import TreeMaker, host_tree
 from pointup.upsampling.store.point_store import Store
 
 # Number of further neighbours in a search, to find where equal distances end.
@@ -27,12 +26,7 @@ class Region:
     """
 
     def __init__(
-        self,
-        store: Store,
-        start: int,
-        stop: int,
-        dims: int = 3,
-        make_tree: Callable[[np.ndarray], Any] = host_tree,
+        self, store: Store, start: int, stop: int, dims: int = 3, make_tree: TreeMaker = host_tree
     ) -> None:
         self._make_tree = make_tree
         self.rows = np.empty(0, store.dtype)
@@ -46,10 +40,7 @@ class Region:
 
     @classmethod
     def around(
-        cls,
-        store: Store,
-        positions: np.ndarray,
-        make_tree: Callable[[np.ndarray], Any] = host_tree,
+        cls, store: Store, positions: np.ndarray, make_tree: TreeMaker = host_tree
     ) -> Region:
         """A region that starts with the block nearest to the middle of positions (Q, 3), Q > 0."""
         middle = (positions.min(axis=0) + positions.max(axis=0)) / 2
