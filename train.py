@@ -25,7 +25,11 @@ from pointup.model.upsampler import Upsampler
 from pointup.training.calibration import calibrate_kept_model
 from pointup.training.config import TrainConfig, parse_command_line
 from pointup.training.datasets import open_training_data
-from pointup.training.distributed.accelerator import checked_launch, seed_micro_batch
+from pointup.training.distributed.accelerator import (
+    checked_launch,
+    make_optimizer,
+    seed_micro_batch,
+)
 from pointup.training.distributed.preemption import StopRequest
 from pointup.training.distributed.process_group import exit_status
 from pointup.training.distributed.reduction import StepReduction
@@ -40,7 +44,7 @@ from pointup.training.progress import RunSchedule
 from pointup.training.run_start import check_setup, open_run
 from pointup.training.step_totals import StepMeter
 from pointup.training.tracking.monitor import Monitor
-from pointup.training.training_state import RunState, make_optimizer
+from pointup.training.training_state import RunState
 
 
 def main(args: Sequence[str] | None = None, prog: str = "train.py") -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,11 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "pointup": pointup.__version__,
-        **{name: version(name) for name in LIBRARIES},
         "device": str(device),
     }
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            described[name] = version(name)
     if device.type == "cuda":
         described["gpu"] = torch.cuda.get_device_name(device)
         described["cuda"] = torch.version.cuda
@@ -82,5 +84,5 @@ def machine_lines(described: dict[str, Any]) -> list[str]:
         f"{described['processor']}, {described['cores']:g} cores, {described['threads']} threads, "
         f"{described['memory_gb']:g} GB, load {described['load']:g}",
         f"measured on {place}; pointup {described['pointup']}, Python {described['python']}, "
-        + ", ".join(f"{name} {described[name]}" for name in LIBRARIES),
+        + ", ".join(f"{name} {described[name]}" for name in LIBRARIES if name in described),
     ]

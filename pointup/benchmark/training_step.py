@@ -17,10 +17,9 @@ from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import in_spatial_order
 from pointup.geometry.packed import assume_valid
 from pointup.model.upsampler import Upsampler
-from pointup.training.distributed.accelerator import sum_in_float32
+from pointup.training.distributed.accelerator import make_optimizer, sum_in_float32
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
-from pointup.training.training_state import make_optimizer
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PARTS = ("forward", "loss", "backward", "update")
@@ -67,17 +66,17 @@ class OneProcessGroup:
 
 
 class TrainingWork:
-    """The default model, its optimizer and its training step.
+    """A model, the default one if none is given, its optimizer and its training step.
 
     `group` is an Accelerator or `OneProcessGroup`. fp16 is timed without loss scaling.
     """
 
-    def __init__(self, group: Any, precision: str = "fp32") -> None:
+    def __init__(self, group: Any, precision: str = "fp32", model: Upsampler | None = None) -> None:
         sum_in_float32()
         torch.manual_seed(0)
         self.device: torch.device = group.device
         self.dtype = PRECISIONS[precision]
-        self.model = Upsampler().to(self.device)
+        self.model = (model or Upsampler()).train().to(self.device)
         self.optimizer = make_optimizer(self.model.parameters(), self.device)
         self.reduction = StepReduction(group, self.model.parameters())
         self.seconds: dict[str, float] = {}

@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -38,17 +38,6 @@ from pointup.training.run_directory.checkpoint import (
 )
 
 logger = logging.getLogger("pointup")
-
-FUSED = frozenset({"cuda", "xpu", "mps"})
-"""Device types with a fused AdamW, one launch for all weights; on others torch decides."""
-
-
-def make_optimizer(
-    parameters: Iterable[nn.Parameter], device: torch.device, weight_decay: float = 0.01
-) -> torch.optim.AdamW:
-    """AdamW for parameters that are, or will be, on `device`."""
-    fused = True if device.type in FUSED else None
-    return torch.optim.AdamW(parameters, weight_decay=weight_decay, fused=fused)
 
 
 class WeightAverage:

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, DynamoBackend, LoggerType
+from torch import nn
 
 from pointup.errors import ConfigError
 from pointup.training.distributed.preemption import end_at_once, watching_launcher
@@ -190,6 +191,18 @@ def check_plugins() -> None:
             f"{name} of the launcher's configuration is not supported: pointup trains by plain "
             "data parallelism in no, bf16 or fp16; leave it out"
         )
+
+
+FUSED = frozenset({"cuda", "xpu", "mps"})
+"""Device types with a fused AdamW, one launch for all weights; on others torch decides."""
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], device: torch.device, weight_decay: float = 0.01
+) -> torch.optim.AdamW:
+    """AdamW for parameters that are, or will be, on `device`."""
+    fused = True if device.type in FUSED else None
+    return torch.optim.AdamW(parameters, weight_decay=weight_decay, fused=fused)
 
 
 def seed_micro_batch(seed: int, step: int, slot: int) -> None:
