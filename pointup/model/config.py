@@ -30,6 +30,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "slots_per_ratio": (1.0, 64.0),
     "density_exponent": (0.0, 1.0),
     "quota_exponent": (0.0, 1.0),
+    "quota_noise": (0.0, 1e9),
     "oversampling": (1.0, MAX_OVERSAMPLING),
     "relaxation_steps": (0, 10_000),
     "relaxation_residual": (0.0, 1e9),
@@ -100,6 +101,11 @@ class ModelConfig:
     quotas of the errors are multiplied, so that new points lie where a second survey has its
     points. 0 leaves them out. No weight depends on it: it can be changed in the config.json of a
     trained model."""
+    quota_noise: float = 0.0
+    """Variance of the errors in the logarithms of the quotas. Quotas are drawn towards equal ones
+    by its share of their variance: an evenly sampled cloud keeps its density, an uneven one gets
+    the predicted one. No weight depends on it: it can be changed in the config.json of a trained
+    model."""
     oversampling: float = 1.0
     """Candidates per output point that `pointup upsample` computes in a second pass, over the
     output of a first one; 1 means one pass. The second pass fills holes beyond the neighbours of

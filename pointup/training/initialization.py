@@ -17,7 +17,7 @@ EXTENSIONS = frozenset(
     {
         "column_layers", "column_neighbors", "column_stride", "extrapolation", "descent",
         "predict_error", "error_exponent", "reach", "max_pass_ratio", "slots_per_ratio",
-        "density_exponent", "quota_exponent", "oversampling", "relaxation_steps",
+        "density_exponent", "quota_exponent", "quota_noise", "oversampling", "relaxation_steps",
         "relaxation_residual", "volume_relaxation", "heights", "dropout", "k",
     }
 )  # fmt: skip

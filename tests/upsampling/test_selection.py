@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from sheets import small_model
 
 from pointup import upsample
 from pointup.upsampling.single_pass import selection
-from pointup.upsampling.single_pass.quotas import quota_shares, scale_to_total
+from pointup.upsampling.single_pass.quotas import by_quota, quota_shares, scale_to_total
 from pointup.upsampling.single_pass.selection import first_radius, select_evenly
+from pointup.upsampling.store.bisection import BlockFiles
 
 
 @given(
@@ -59,6 +61,29 @@ def test_shares_follow_the_quotas_up_to_a_bound() -> None:
     quota = np.log(np.array([1.0, 2.0, 1000.0, 1e-9], np.float32))
     expected = pytest.approx([1.0, 2.0, 4.0, 0.25], rel=1e-5)
     assert quota_shares(quota, 0.0) == expected == quota_shares(quota + 30, 30.0)
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, 2**32 - 1))
+@settings(max_examples=20)
+def test_quotas_shrink_by_the_share_of_noise_in_their_variance(
+    tmp_path_factory: pytest.TempPathFactory, share: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    quota = rng.normal(1.0, 0.2, (2, 50))
+    noise = float(share * quota.var())
+
+    def counts(quota: np.ndarray, equal: bool, noise: float) -> np.ndarray:
+        files = BlockFiles(Path(tmp_path_factory.mktemp("blocks")))
+        for block in range(2):
+            files.save(
+                block, "candidates", quota=quota[block], ratio=np.full(50, 4.0),
+                cell=np.arange(50) // 5, num_slots=np.full(50, 12), distance=np.ones(600),
+            )  # fmt: skip
+        return np.concatenate(by_quota(files, 2, 100, 300, True, equal, noise))
+
+    shrunk = quota.mean() + (1 - share) * (quota - quota.mean())
+    assert np.array_equal(counts(quota, False, noise), counts(shrunk, False, 0.0))
+    assert np.array_equal(counts(quota, False, 10.0), counts(quota, True, 0.0))
 
 
 def sparser_on_the_right(share: float) -> np.ndarray:

@@ -56,11 +56,13 @@ def by_quota(
     num_new: int,
     originals: bool,
     equal: bool,
+    noise: float,
 ) -> list[np.ndarray]:
     """Target count of each cell of each block, `num_new` in all, by the quotas of their points.
 
     With `originals` each point of the store counts as one output point. With `equal` all points
-    have the same quota, whatever was predicted.
+    have the same quota, whatever was predicted. `noise` is the variance of the errors of log
+    quotas: deviations from their mean shrink by its share of their variance.
     """
 
     def mean_of(values: Callable[[Any], np.ndarray]) -> float:
@@ -70,11 +72,19 @@ def by_quota(
                 total += float(values(saved).sum())
         return total / num_points
 
-    mean_log = 0.0 if equal else mean_of(lambda saved: saved["quota"].astype(np.float64))
+    def log_quota(saved: Any) -> np.ndarray:
+        return np.asarray(saved["quota"], np.float64)
+
+    mean_log, trust = 0.0, 1.0
+    if not equal:
+        mean_log = mean_of(log_quota)
+        if noise:
+            variance = mean_of(lambda saved: (log_quota(saved) - mean_log) ** 2)
+            trust = 1 - noise / max(variance, noise)
 
     def shares(saved: Any) -> np.ndarray:
-        quota = saved["quota"]
-        return np.ones(len(quota)) if equal else quota_shares(quota, mean_log)
+        quota = log_quota(saved)
+        return np.ones(len(quota)) if equal else quota_shares(quota, mean_log, trust)
 
     mean = mean_of(shares)
     weights, num_candidates = [], []
@@ -91,13 +101,13 @@ def by_quota(
     return _rounded(scale_to_total(num_new, np.concatenate(weights), num_places), weights)
 
 
-def quota_shares(quota: np.ndarray, mean_log: float) -> np.ndarray:
+def quota_shares(quota: np.ndarray, mean_log: float, trust: float = 1.0) -> np.ndarray:
     """Relative share of the output, (N,) in [1/4, 4], of points with the log quota `quota` (N,).
 
-    A point whose log quota is `mean_log` has a share of 1.
+    A point whose log quota is `mean_log` has a share of 1; `trust` is the power of the shares.
     """
     limit = np.log(_MAX_SHARE)
-    return np.exp((quota.astype(np.float64) - mean_log).clip(-limit, limit))
+    return np.exp((trust * (quota.astype(np.float64) - mean_log)).clip(-limit, limit))
 
 
 def scale_to_total(total: float, weights: np.ndarray, num_candidates: np.ndarray) -> np.ndarray:
@@ -184,7 +194,8 @@ class TargetCounts:
         num_new = round(self._ratio * len(store)) - originals * len(store)
         # The output of an earlier pass already follows the predicted density.
         equal = not self._is_first
-        return by_quota(files, store.num_blocks, len(store), num_new, originals, equal)
+        noise = self._config.quota_noise
+        return by_quota(files, store.num_blocks, len(store), num_new, originals, equal, noise)
 
 
 # Measures the density of a cloud on the ground, the ratios that reach a target density, and the
