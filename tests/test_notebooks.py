@@ -14,7 +14,7 @@ from conftest import ROOT
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 LARGEST = 1_200_000
 SHORTER = {
-    "--steps 80 --eval-every 20": "--steps 2 --eval-every 1 --num-pictures 0",
+    "--steps 60 --eval-every 20": "--steps 2 --eval-every 1 --num-pictures 0",
     "--steps 80 --eval-every 40": "--steps 2 --eval-every 1 --num-pictures 0",
     "--tile 30 ": "--tile 20 ",
     "--num-pairs 40": "--num-pairs 8",
