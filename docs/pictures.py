@@ -104,12 +104,13 @@ def _rooms_lines() -> Iterator[str]:
 
 def draw_slices(survey: Path, reference: Path, picture: Path) -> None:
     """A slice of a survey before and after upsampling to the density of the reference, and of the
-    reference. New points are blue."""
+    reference. New points have the colour of their uncertainty."""
     from tempfile import TemporaryDirectory
 
     import laspy
     import matplotlib.pyplot as plt
     import numpy as np
+    from matplotlib.colors import ListedColormap
 
     from pointup.cli.main import main as pointup
 
@@ -122,6 +123,8 @@ def draw_slices(survey: Path, reference: Path, picture: Path) -> None:
         clouds = {"aeroplane": before, "upsampled": laspy.read(output), "drone": drone}
     corner = clouds["aeroplane"].xyz.min(axis=0)
     long = int(np.ptp(clouds["aeroplane"].xyz, axis=0)[:2].argmax())
+    # Without its darkest colours, which look like the black of measured points.
+    colors = ListedColormap(plt.colormaps["turbo"](np.linspace(0.12, 0.95, 256)))
     figure, axes = plt.subplots(1, 3, figsize=(16, 7.6), sharey=True, layout="constrained")
     for panel, (title, cloud) in zip(axes, clouds.items(), strict=True):
         points = cloud.xyz - corner
@@ -129,8 +132,19 @@ def draw_slices(survey: Path, reference: Path, picture: Path) -> None:
         for axis, (low, high) in ((long, SLICE["along"]), (1 - long, SLICE["across"])):
             inside &= (points[:, axis] >= low) & (points[:, axis] <= high)
         is_new = np.asarray(cloud.synthetic, dtype=bool)
-        for shown, color in ((inside & is_new, "#1e88e5"), (inside & ~is_new, "#212121")):
-            panel.scatter(points[shown, long], points[shown, 2], s=3, c=color, linewidths=0)
+        measured, new = points[inside & ~is_new], points[inside & is_new]
+        panel.scatter(measured[:, long], measured[:, 2], s=3, c="#212121", linewidths=0)
+        if len(new):
+            uncertainty = np.asarray(cloud.uncertainty)[inside & is_new]
+            dots = panel.scatter(
+                new[:, long], new[:, 2], s=4, c=uncertainty, linewidths=0, cmap=colors,
+                vmin=0, vmax=np.quantile(uncertainty, 0.95),
+            )  # fmt: skip
+            place = panel.inset_axes((0.06, 0.93, 0.42, 0.02))
+            scale = figure.colorbar(dots, cax=place, orientation="horizontal", extend="max")
+            scale.set_label("uncertainty of new points, m", fontsize=11)
+            scale.set_ticks([0, 0.05, 0.1, 0.15])
+            scale.ax.tick_params(labelsize=12)
         panel.set_title(f"{title}: {inside.sum():,} points", fontsize=18)
         panel.set_aspect("equal")
         panel.tick_params(labelsize=13)
@@ -170,10 +184,10 @@ def draw_shapes(meshes: Path, folder: Path) -> None:
 
 
 def with_few_colours(path: Path) -> None:
-    """Store a picture with 96 colours, so that it is small."""
+    """Store a picture with 200 colours, so that it is small."""
     from PIL import Image
 
-    Image.open(path).convert("RGB").quantize(96).save(path, optimize=True)
+    Image.open(path).convert("RGB").quantize(200).save(path, optimize=True)
 
 
 def main(args: Sequence[str] | None = None) -> None:
