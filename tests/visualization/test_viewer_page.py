@@ -80,6 +80,7 @@ def test_each_control_changes_the_picture(opened: OpenPage) -> None:
         "intensity": "viewer.change({color: 'intensity'})",
         "range": "viewer.change({ranges: {intensity: [4100010, 4100020]}})",
         "colour map": "viewer.change({colormaps: {intensity: 'turbo'}})",
+        "limit": "viewer.change({limits: {intensity: 4100015}})",
         "layer": "viewer.change({color: 'layer'})",
         "point size": "viewer.change({size: 2.5})",
         "shading": "viewer.change({shading: 0})",
@@ -152,20 +153,30 @@ def test_a_click_shows_the_values_of_the_point_and_two_clicks_measure(opened: Op
     assert length == pytest.approx(40, abs=8) and message.startswith(f"{length:.3g} m:"), message
 
 
-def test_a_click_passes_through_points_that_are_hidden(browser: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("category", ("hidden: {class: []}", "hidden: {class: [1]}")),
+        ("scalar", ("limits: {}", "limits: {class: 0.5}")),
+    ],
+)
+def test_a_click_passes_through_points_that_are_hidden(
+    kind: Any, changes: tuple[str, str], browser: Any, tmp_path: Path
+) -> None:
     x, y = (part.ravel() for part in np.meshgrid(np.arange(60.0), np.arange(60.0)))
     heights = np.concatenate([np.zeros(3600), np.full(3600, 5.0)])
     points = np.column_stack([np.tile(x, 2), np.tile(y, 2), heights])
-    classes = Channel((heights > 0).astype(np.uint8), "category", "class", categories={1: "high"})
-    write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", points, {"class": classes})])], "a")
+    values = (heights > 0).astype(np.uint8 if kind == "category" else np.float32)
+    channel = Channel(values, kind, "class")
+    write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", points, {"class": channel})])], "a")
     with open_page(browser, tmp_path / "a.html") as page:
         page.do("viewer.change({color: 'class'})")
         page.press("2")
         middle = """() => { const { overlay, stage } = viewer; stage.aim(stage.panels[0]);
           return overlay.project(new THREE.Vector3(0, 0, 0), stage.panels[0]) }"""
         seen = []
-        for hidden in ("[]", "[1]"):
-            page.do(f"viewer.change({{hidden: {{class: {hidden}}}}})")
+        for change in changes:
+            page.do(f"viewer.change({{{change}}})")
             page.page.mouse.click(*page.page.evaluate(middle))
             page.page.wait_for_selector("#card:not([hidden])")
             text = page.page.inner_text("#card table")

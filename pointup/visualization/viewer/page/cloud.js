@@ -15,7 +15,7 @@ class Cloud {
       defines: { KIND: KINDS.flat },
       uniforms: Object.fromEntries(
         Object.entries({
-          up: scene.up === "z" ? 2 : 1, range: new THREE.Vector2(0, 1), size: 1, zoom: 1,
+          up: scene.up === "z" ? 2 : 1, range: new THREE.Vector2(0, 1), limit: 1, size: 1, zoom: 1,
           flatColor: new THREE.Color(color), table: this.table, smallest: 1.5, grow: 1,
           perspective: true, boxLow: new THREE.Vector3(), boxHigh: new THREE.Vector3(),
           slice: new THREE.Vector4(), sliceHalf: 1e30,
@@ -52,8 +52,9 @@ class Cloud {
     this.positions = positions;
   }
 
-  /** Colour by "height", "layer" or a channel; layers without it get a flat grey. */
-  async colorBy(name, range, colormap, hidden, dark) {
+  /** Colour by "height", "layer" or a channel; layers without it get a flat grey. Points of a
+   * scalar above `limit` are not drawn. */
+  async colorBy(name, range, colormap, hidden, limit, dark) {
     const uniforms = this.material.uniforms;
     const channel = this.scene.channels[name];
     this.hidden = channel?.kind === "category" && this.layer.columns[name] ? hidden : [];
@@ -71,6 +72,7 @@ class Cloud {
       if (channel.kind === "scalar") {
         const span = channel.high - channel.low;
         uniforms.range.value.set(...range.map((end) => (end - channel.low) / span));
+        uniforms.limit.value = Math.min((limit - channel.low) / span, 1);
         fillTable(this.table, manifest.colormaps[colormap]);
       } else if (channel.kind === "category") {
         fillCategories(this.table, channel.categories, hidden);
@@ -94,6 +96,13 @@ class Cloud {
       node.mesh.geometry.setAttribute("value", new THREE.BufferAttribute(own, width, true));
     }
     this.used = name;
+  }
+
+  /** Whether the point in a row is not drawn, because of its category or its value. */
+  isHidden(row) {
+    const kind = this.material.defines.KIND;
+    if (kind === KINDS.category) return this.hidden.includes(this.columns[this.used][row]);
+    return kind === KINDS.scalar && this.columns[this.used][row] / 65535 > this.material.uniforms.limit.value;
   }
 
   /** Position of a point of a node, in scene coordinates. */

@@ -44,6 +44,7 @@ const FORMS = {
   ranges: (value) => isTable(value, (range) => isList(range, isNumber, 2) && range[0] < range[1]),
   colormaps: (value) => isTable(value, isOneOf(Object.keys(manifest.colormaps))),
   hidden: (value) => isTable(value, (categories) => isList(categories, isNumber)),
+  limits: (value) => isTable(value, isNumber),
   size: isNumber,
   shading: isNumber,
   dark: isSwitch,

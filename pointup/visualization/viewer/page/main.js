@@ -2,7 +2,7 @@
 // Opens a scene, keeps the state of the page, and listens to pointer and keyboard.
 
 const state = {
-  scene: 0, shown: [], mode: "side", share: 0.5, color: "height", ranges: {}, colormaps: {}, hidden: {}, size: 1, shading: 0.5,
+  scene: 0, shown: [], mode: "side", share: 0.5, color: "height", ranges: {}, colormaps: {}, hidden: {}, limits: {}, size: 1, shading: 0.5,
   dark: true, turning: false, projection: "perspective", clip: null, measuring: false, pose: null,
 };
 let stage, overlay, scene;
@@ -16,7 +16,7 @@ async function open(number, restored = null) {
   for (const cloud of stage.clouds) await cloud.load();
   const span = Math.max(...scene.high.map((x, i) => x - scene.low[i]));
   Object.assign(state, {
-    scene: number, shown: scene.layers.map(() => true), mode: scene.mode, color: scene.color, ranges: {}, hidden: {}, measuring: false,
+    scene: number, shown: scene.layers.map(() => true), mode: scene.mode, color: scene.color, ranges: {}, hidden: {}, limits: {}, measuring: false,
     clip: { low: [...scene.low], high: [...scene.high], on: false, angle: 0, place: 0, thickness: 0.03 * span },
   }, restored ?? {});
   if (!colorChoices(scene).some(([name]) => name === state.color)) state.color = "height";
@@ -38,7 +38,7 @@ async function apply(rebuild = true) {
   if (state.color === "height") range = range.map((end) => end - scene.origin[up]);
   const colormap = colormapOf(state, scene);
   const hidden = state.hidden[state.color] ?? [];
-  await Promise.all(stage.clouds.map((cloud) => cloud.colorBy(state.color, range, colormap, hidden, state.dark)));
+  await Promise.all(stage.clouds.map((cloud) => cloud.colorBy(state.color, range, colormap, hidden, limitOf(state), state.dark)));
   document.body.classList.toggle("dark", state.dark);
   if (rebuild) showPanel(state, scene, stage, change);
   else {
@@ -101,6 +101,7 @@ function listenToControls() {
   byId("colormap").onchange = (event) => change({ colormaps: { ...state.colormaps, [state.color]: event.target.value } });
   byId("low").onchange = (event) => setRangeEnd(0, event.target.value);
   byId("high").onchange = (event) => setRangeEnd(1, event.target.value);
+  byId("limit").oninput = (event) => setLimit(Number(event.target.value));
   for (const name of ["size", "shading", "share"]) byId(name).oninput = (event) => change({ [name]: Number(event.target.value) }, false);
   for (const name of ["dark", "turning"]) byId(name).onchange = (event) => change({ [name]: event.target.checked });
   byId("slice").onchange = (event) => setSlice(event.target.checked);
@@ -127,6 +128,13 @@ function setRangeEnd(end, text) {
   if (text.trim() === "") showRangeEnds(state, scene);
   else if (range[0] < range[1]) change({ ranges: { ...state.ranges, [state.color]: range } });
   else say("The first number of a range is the smaller one.");
+}
+
+/** Hide the points above a share of the range of colours; none with a share of 1. */
+function setLimit(share) {
+  const [low, high] = rangeOf(state, scene);
+  const { [state.color]: _, ...others } = state.limits;
+  change({ limits: share < 1 ? { ...others, [state.color]: low + share * (high - low) } : others }, false);
 }
 
 function setSlice(on) {

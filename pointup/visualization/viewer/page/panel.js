@@ -46,6 +46,11 @@ function rangeOf(state, scene, name = state.color) {
   return scene.channels[name]?.shown ?? [0, 1];
 }
 
+/** The largest value of the present channel that is drawn. */
+function limitOf(state) {
+  return state.limits[state.color] ?? Infinity;
+}
+
 function colormapOf(state, scene) {
   return state.colormaps[state.color] ?? scene.channels[state.color]?.colormap ?? "viridis";
 }
@@ -96,6 +101,9 @@ function showClouds(state, scene, stage, change) {
 function showRange(state, scene) {
   byId("range").hidden = !isScale(scene, state.color);
   showRangeEnds(state, scene);
+  const [low, high] = rangeOf(state, scene);
+  byId("limitLine").hidden = scene.channels[state.color]?.kind !== "scalar";
+  byId("limit").value = Math.min((limitOf(state) - low) / (high - low), 1);
   byId("colormap").replaceChildren(...Object.keys(manifest.colormaps).map((name) =>
     element("option", { value: name, textContent: name, selected: name === colormapOf(state, scene) })));
 }
@@ -174,6 +182,7 @@ function legendOf(state, scene, stage) {
   if (isScale(scene, state.color)) {
     const [low, high] = rangeOf(state, scene);
     const above = channel && high < channel.high ? "≥ " : "";
+    if (channel && limitOf(state) < channel.high) lines.push(`hidden: above ${format(limitOf(state), unit, high - low)}`);
     // A long unit, such as points/m², is named once.
     const [label, short] = unit.length > 4 ? [`${channel.label}, ${unit}`, ""] : [channel?.label ?? "height", unit];
     return { label, colors: manifest.colormaps[colormapOf(state, scene)], low: format(low, short, high - low), high: above + format(high, short, high - low), lines };

@@ -9,6 +9,7 @@ in vec4 value;         // 0 to 1: a scalar, a category / 255, or a colour
 uniform mat4 modelMatrix, viewMatrix, projectionMatrix;
 uniform int up;
 uniform vec2 range;    // of heights, or of scalars from 0 to 1
+uniform float limit;   // largest scalar that is drawn, from 0 to 1
 uniform vec3 flatColor;
 uniform sampler2D table;
 uniform float size;    // of a point, in the unit of the coordinates
@@ -35,6 +36,7 @@ void main() {
   float share = KIND == ${KINDS.height} ? world[up] : value.x;
   float level = clamp((share - range.x) / (range.y - range.x), 0.0, 1.0);
   vec4 color = texelFetch(table, ivec2(int(level * 255.0 + 0.5), 0), 0);
+  if (KIND == ${KINDS.scalar} && value.x > limit) color.a = 0.0;
 #endif
   shown = color.rgb;
   bool outside = any(lessThan(world.xyz, boxLow)) || any(greaterThan(world.xyz, boxHigh))

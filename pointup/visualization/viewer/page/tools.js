@@ -36,7 +36,6 @@ function pickFrom(clouds, stage, panel, x, y) {
   let best = null;
   const world = new THREE.Vector3();
   for (const cloud of clouds) {
-    const categories = cloud.hidden.length ? cloud.columns[cloud.used] : null;
     for (const node of cloud.nodes) {
       if (!node.drawn) continue;
       // Positions in 16 bits go straight to clip coordinates.
@@ -55,7 +54,7 @@ function pickFrom(clouds, stage, panel, x, y) {
         // In front first, and of points at about the same depth the one nearest to the pointer.
         const depth = (e[2] * u + e[6] * v + e[10] * w + e[14]) / scale + 0.002 * away;
         if (best && depth >= best.depth) continue;
-        if (categories && cloud.hidden.includes(categories[node.start + i])) continue;
+        if (cloud.isHidden(node.start + i)) continue;
         if (outside(cloud.place(node, i, world))) continue;
         best = { cloud, depth, row: node.start + i, position: world.clone() };
       }
