@@ -218,7 +218,9 @@ def test_tasks_that_know_nothing_of_each_other_do_not_train(
 def test_the_precision_of_notebook_launcher_is_that_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    # `joined_group` sets it: monkeypatch removes it afterwards only if it was set before.
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     monkeypatch.setenv("FORK_LAUNCHED", "1")
     monkeypatch.setenv("MIXED_PRECISION", "fp8")
     with pytest.raises(ConfigError, match=r"^mixed_precision fp8 .*"), joined_group(1.0):
