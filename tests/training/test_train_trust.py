@@ -192,7 +192,7 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     accelerator: Accelerator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training_state, "FUSED", fused)
+    monkeypatch.setattr("pointup.training.distributed.accelerator.FUSED", fused)
 
     def unscale() -> None:  # As the accelerator does with fp16.
         for optimizer in accelerator._optimizers:
