@@ -80,7 +80,6 @@ def test_each_control_changes_the_picture(opened: OpenPage) -> None:
         "intensity": "viewer.change({color: 'intensity'})",
         "range": "viewer.change({ranges: {intensity: [4100010, 4100020]}})",
         "colour map": "viewer.change({colormaps: {intensity: 'turbo'}})",
-        "limit": "viewer.change({limits: {intensity: 4100015}})",
         "layer": "viewer.change({color: 'layer'})",
         "point size": "viewer.change({size: 2.5})",
         "shading": "viewer.change({shading: 0})",
@@ -101,6 +100,20 @@ def test_each_control_changes_the_picture(opened: OpenPage) -> None:
         different = num_different(before, after)
         assert different > 200, f"{name} changed {different} pixels"
         before = after
+
+
+def test_the_slider_of_a_colour_hides_the_points_above_it(opened: OpenPage) -> None:
+    opened.do("viewer.change({color: 'intensity', colormaps: {intensity: 'turbo'}})")
+    num_colored = []
+    for share in (1, 0.5, 0):
+        opened.do(
+            f"const slider = document.getElementById('limit'); slider.value = {share}; "
+            "slider.dispatchEvent(new Event('input'))"
+        )
+        num_colored.append(opened.colored())
+    everything, half, least = num_colored
+    assert everything > 1000
+    assert 0.3 * everything < half < 0.7 * everything and least < 0.05 * everything
 
 
 def test_each_key_changes_the_picture_or_the_page(opened: OpenPage) -> None:
