@@ -60,7 +60,9 @@ def reliability(
 
     `within`: per cent of the points that stay within their uncertainty, 90 if it is right;
     `within_by_decile`: of the tenth with the smallest uncertainty to that with the largest;
-    `sharpness`: the mean distance of the last of these tenths divided by that of the first.
+    `uncertainty_by_decile`, `distance_by_decile`, `distance_90_by_decile`: mean uncertainty, mean
+    distance and 90th percentile of the distances of these tenths; `sharpness`: the mean distance of
+    the last one divided by that of the first.
     """
     uncertainty, distance = (
         np.concatenate([np.empty(0), *(pair[side] for pair in measured)]) for side in (0, 1)
@@ -73,6 +75,9 @@ def reliability(
     return {
         "within": 100 * float(is_within.mean()),
         "within_by_decile": [100 * float(is_within[rows].mean()) for rows in deciles],
+        "uncertainty_by_decile": [float(uncertainty[rows].mean()) for rows in deciles],
+        "distance_by_decile": means,
+        "distance_90_by_decile": [float(np.quantile(distance[rows], 0.9)) for rows in deciles],
         "sharpness": means[-1] / max(means[0], 1e-9 * means[-1], np.finfo(float).tiny),
     }
 

@@ -8,6 +8,7 @@ from pointup.visualization.columns import columns_picture, evaluation_picture, m
 from pointup.visualization.page import (
     check_picture_path,
     dataset_picture,
+    reliability_picture,
     save_picture,
     stacked,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "dataset_picture",
     "evaluation_picture",
     "maps_picture",
+    "reliability_picture",
     "save_picture",
     "stacked",
 ]

@@ -6,7 +6,7 @@ so that pictures can be drawn anywhere, in a training loop too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from pointup.disk import check_output_file
 from pointup.errors import FileError
@@ -152,11 +152,15 @@ class Page:
         else:
             axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        axes.grid(axis="y", color="#e4e6e9", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.set_xlabel(label, fontsize=0.72 * 18, color=INK, parse_math=False)
+        _label(axes, label)
         if len(values) > 1:
             axes.legend(fontsize=0.72 * 17, frameon=False, loc="best")
+
+
+def _label(axes: Axes, label: str) -> None:
+    axes.grid(axis="y", color="#e4e6e9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(label, fontsize=0.72 * 18, color=INK, parse_math=False)
 
 
 def labelled(name: str, unit: str) -> str:
@@ -244,4 +248,34 @@ def dataset_picture(
     page.histogram(72, "points per sample", {"source": num_source, "target": num_target})
     page.histogram(592, "upsampling ratio, target / source", {"": ratio})
     page.histogram(1112, labelled("longest side of the source", unit), {"": np.asarray(extent)})
+    return page.pixels()
+
+
+def reliability_picture(found: Mapping[str, Any], unit: str = "") -> np.ndarray:
+    """How reliable uncertainties are, by tenth of the new points: the share that is within, and the
+    uncertainty beside distances to the truth.
+
+    found: of `pointup.evaluation.uncertainty.reliability`. Its distances are in `unit`.
+    """
+    page, tenths = Page(1300, 400), np.arange(1, 11)
+    note = f"{found['within']:.1f} % of the new points are within it, 90 % should be"
+    page.heading(24, 366, "uncertainty", note)
+    shares, lengths = page.axes(72, 76, 440, 240), page.axes(608, 76, 440, 240)
+    shares.bar(tenths, found["within_by_decile"], color=SERIES[0], alpha=0.75)
+    shares.axhline(90, color=INK, linewidth=1, linestyle="--")
+    shares.set_ylim(0, 100)
+    lengths.set_yscale("log", nonpositive="mask")
+    drawn = {"uncertainty": INK, "90 % of the distances": SERIES[0], "mean distance": SERIES[1]}
+    keys = ("uncertainty_by_decile", "distance_90_by_decile", "distance_by_decile")
+    for (name, color), key, line in zip(drawn.items(), keys, ("--", "-", "-"), strict=True):
+        lengths.plot(tenths, found[key], line, color=color, marker="o", markersize=4, label=name)
+    lengths.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    lengths.yaxis.set_major_formatter("{x:g}")
+    lengths.yaxis.set_minor_locator(NullLocator())
+    for axes, title in ((shares, "share within, %"), (lengths, labelled("distance", unit))):
+        page.write(axes.bbox.x0, 326, title, 18, FAINT)
+        axes.set_xticks(tenths)
+        _label(axes, "tenth of the new points, by uncertainty")
+    font = 0.72 * 17
+    lengths.legend(fontsize=font, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return page.pixels()

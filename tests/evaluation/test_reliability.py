@@ -59,3 +59,18 @@ def test_the_figures_are_those_of_the_new_points_of_a_cloud() -> None:
     assert found["within"] == pytest.approx(50, abs=2)
     assert "% of the new points are within it (should be 90)" in describe_reliability(found)[0]
     assert describe_reliability(reliability([measured_uncertainty(PointCloud(new), source)])) == []
+
+
+def test_deciles_are_those_of_a_loop() -> None:
+    uncertainty, distance = RNG.permutation(1000) / 100.0, RNG.exponential(1.0, 1000)
+    found = reliability([(uncertainty[:400], distance[:400]), (uncertainty[400:], distance[400:])])
+    for tenth in range(10):
+        inside = (uncertainty >= tenth) & (uncertainty < tenth + 1)
+        expected = {
+            "within_by_decile": 100 * np.mean(distance[inside] <= uncertainty[inside]),
+            "uncertainty_by_decile": uncertainty[inside].mean(),
+            "distance_by_decile": distance[inside].mean(),
+            "distance_90_by_decile": np.percentile(distance[inside], 90),
+        }
+        for name, value in expected.items():
+            assert np.asarray(found[name])[tenth] == pytest.approx(value)

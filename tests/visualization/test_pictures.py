@@ -17,6 +17,7 @@ from pointup.visualization import (
     before_after_picture,
     dataset_picture,
     evaluation_picture,
+    reliability_picture,
     rendering,
     save_picture,
 )
@@ -276,6 +277,18 @@ def test_datasets_of_any_sizes_have_histograms() -> None:
     assert picture.shape == (400, 1600, 3)
     for few in (np.array([], dtype=int), np.array([7]), np.array([100, 100]), np.array([0, 0])):
         assert dataset_picture(few, few, few).shape == (400, 1600, 3)
+
+
+def test_the_picture_of_reliability_has_a_bar_for_the_share_of_each_tenth() -> None:
+    shares = np.array([100, 90, 80, 70, 60, 50, 40, 30, 20, 0])
+    lengths = dict.fromkeys(
+        ("uncertainty_by_decile", "distance_90_by_decile", "distance_by_decile"), [0.0, 0.1] * 5
+    )
+    picture = reliability_picture({"within": 54.0, "within_by_decile": shares, **lengths}, "m")
+    red, _, blue = np.moveaxis(picture[84:, 72:512].astype(int), 2, 0)
+    heights = (blue - red > 60).sum(axis=0)
+    middles = np.flatnonzero(heights > 10)[0] + 16 + 42.1 * np.arange(10)
+    assert heights[middles.astype(int)] == pytest.approx(2.4 * shares, abs=6)
 
 
 @pytest.mark.parametrize(

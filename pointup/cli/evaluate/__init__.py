@@ -65,7 +65,8 @@ class Shapes:
     protocol: Literal["pu-gcn", "half"] = "pu-gcn"
     """CD and HD as the sum of both directions (pu-gcn, as in most papers), or half of it."""
     picture: Picture = None
-    """Write a picture of the shapes with the highest, the median and the lowest CD."""
+    """Write a picture of the shapes with the highest, the median and the lowest CD, and of
+    how reliable the uncertainty of new points is."""
     view: View = None
     """Write an HTML file to look at the same shapes."""
     output: Output = field(default_factory=Output)
@@ -128,8 +129,8 @@ class Lidar:
     seed: int = 0
     """Seed of --thin, --passes and of the random baselines."""
     picture: Picture = None
-    """Write a picture of the surveys beside each other: overview, cross-section, close-up, and maps
-    of density and of the distance to the reference."""
+    """Write a picture of the surveys beside each other: overview, cross-section, close-up, maps of
+    density and of the distance to the reference, and how reliable the uncertainty is."""
     view: View = None
     """Write an HTML file to look at the surveys, coloured by their distance to the reference."""
     rasters: Folder = None
@@ -174,7 +175,7 @@ class EvaluatedPairs:
     """Seed of the random baselines."""
     picture: Picture = None
     """Write a picture of the worst, the median and the best pair, by the Chamfer distance of the
-    model as a share of that of the midpoints."""
+    model as a share of that of the midpoints, and of how reliable the uncertainty is."""
     view: View = None
     """Write an HTML file to look at the same pairs."""
     output: Output = field(default_factory=Output)

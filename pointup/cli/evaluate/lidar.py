@@ -51,7 +51,7 @@ from pointup.io.length_unit import LengthUnit, common_unit, named_system, unit_o
 from pointup.io.virtual_clouds import files_of
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import UNCERTAINTY
-from pointup.visualization import maps_picture, save_picture, stacked
+from pointup.visualization import maps_picture, reliability_picture, save_picture, stacked
 from pointup.visualization.viewer import write_viewer
 
 METHODS = ("prediction", "model")
@@ -130,7 +130,7 @@ def evaluate(options: Lidar) -> int:
     found = reliability([measured_uncertainty(cloud, against.points) for cloud in inside])
     report(options, rows, against, ratio, upsampler, notes, found)
     if options.picture is not None or options.view is not None:
-        show(options, rows, against, surveys)
+        show(options, rows, against, surveys, found)
     if options.rasters is not None:
         shown = {name: surveys[name] for name in ("source", *METHODS) if name in surveys}
         for name, points in (shown | {"reference": against.points}).items():
@@ -153,8 +153,9 @@ def show(
     rows: Mapping[str, Figures],
     against: SurveyReference,
     surveys: Mapping[str, np.ndarray],
+    found: Reliability,
 ) -> None:
-    """Write columns and maps of the surveys, and a viewer, where asked for."""
+    """Write columns, maps, the reliability `found`, and a viewer, where asked for."""
     # Beyond the common extent distances would measure the edge of the other survey.
     extent, known = against.extent, against.scale.unit
     clouds = {name: points[extent.contains(points)] for name, points in surveys.items()}
@@ -164,7 +165,8 @@ def show(
     shown = ShownPair("", clouds, reference, True, unit, notes=notes, of="reference")
     if options.picture is not None:
         maps = maps_picture(shown.titled(), reference, unit=unit)
-        save_picture(stacked([shown.picture(), maps]), options.picture)
+        plots = [reliability_picture(found, unit)] if found else []
+        save_picture(stacked([shown.picture(), maps, *plots]), options.picture)
     if options.view is not None:
         first = [name for name in ("source", "prediction", "model") if name in clouds]
         viewed = replace(shown, clouds={name: clouds[name] for name in first})

@@ -14,10 +14,11 @@ from pointup.disk import check_output_file, write_text
 from pointup.errors import ConfigError
 from pointup.evaluation.pairs import ShownPair
 from pointup.evaluation.report import EvaluationReport, write_json
+from pointup.evaluation.uncertainty import Reliability
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.in_memory import default_device, load_model
 from pointup.upsampling.options import UpsampleOptions
-from pointup.visualization import save_picture, stacked
+from pointup.visualization import reliability_picture, save_picture, stacked
 from pointup.visualization.viewer import write_viewer
 
 
@@ -71,13 +72,19 @@ def describe_model(name: str | None, upsampler: Upsampler | None, as_written: bo
 
 
 def write_shown(
-    pairs: Sequence[ShownPair], title: str, picture: Path | None, view: Path | None
+    pairs: Sequence[ShownPair],
+    title: str,
+    picture: Path | None,
+    view: Path | None,
+    found: Reliability,
 ) -> None:
-    """Write a picture and a viewer of some pairs, where asked for.
+    """Write a picture and a viewer of some pairs, where asked for; the picture ends with the
+    reliability `found` of uncertainties, if there is one.
 
     Raises FileError if a file can't be written.
     """
     if picture is not None:
-        save_picture(stacked([pair.picture() for pair in pairs]), picture)
+        plots = [reliability_picture(found, pairs[0].unit)] if found else []
+        save_picture(stacked([*(pair.picture() for pair in pairs), *plots]), picture)
     if view is not None:
         write_viewer(view, [pair.scene() for pair in pairs], title)

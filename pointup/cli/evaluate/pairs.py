@@ -121,9 +121,10 @@ def evaluate(options: EvaluatedPairs) -> int:
     measured.sort(key=lambda pair: pair.index)
     if not measured:
         raise DataError(f"{options.dataset}: no {options.split} pair can be read: {bad[-1].reason}")
-    report(options, measured, bad, unit, upsampler, reliability(trusted))
+    reliable = reliability(trusted)
+    report(options, measured, bad, unit, upsampler, reliable)
     if options.picture is not None or options.view is not None:
-        show(options, pairs, measured, unit, upsampler)
+        show(options, pairs, measured, unit, upsampler, reliable)
     return 0
 
 
@@ -211,6 +212,7 @@ def show(
     measured: Sequence[MeasuredPair],
     unit: LengthUnit,
     upsampler: Upsampler | None,
+    found: Reliability,
 ) -> None:
     """Write a picture and a viewer of the worst, the median and the best pair, where asked for.
 
@@ -249,7 +251,8 @@ def show(
                 origin=pairs.samples.origin(index),
             )
         )
-    write_shown(shown, ", ".join(each.name for each in shown), options.picture, options.view)
+    title = ", ".join(each.name for each in shown)
+    write_shown(shown, title, options.picture, options.view, found)
 
 
 def points_of(cloud: Tensor) -> np.ndarray:

@@ -29,6 +29,7 @@ from pointup.evaluation.pu_gcn import (
 )
 from pointup.evaluation.report import EvaluationReport, Table
 from pointup.evaluation.uncertainty import (
+    Reliability,
     describe_reliability,
     measured_uncertainty,
     reliability,
@@ -127,7 +128,7 @@ def evaluate(options: Shapes) -> int:
     }
     show_report(options.output, EvaluationReport(heading, tables), content)
     if options.picture is not None or options.view is not None:
-        show(options, shapes, measured, upsampler)
+        show(options, shapes, measured, upsampler, found)
     return 0
 
 
@@ -136,6 +137,7 @@ def show(
     shapes: StoredShapes | DrawnShapes,
     measured: Sequence[dict[str, Any]],
     upsampler: Upsampler | None,
+    found: Reliability,
 ) -> None:
     """Write picture and viewer of the worst, the median and the best shape, where asked for."""
     row = next(iter(measured[0]["rows"]))
@@ -160,7 +162,7 @@ def show(
             of="ground truth",
         )
     title = f"{len({shape['name'] for shape in measured})} shapes"
-    write_shown([shown[place] for place in chosen], title, options.picture, options.view)
+    write_shown([shown[place] for place in chosen], title, options.picture, options.view, found)
 
 
 def chosen_shapes(options: Shapes) -> StoredShapes | DrawnShapes:
