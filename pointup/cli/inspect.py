@@ -1,22 +1,25 @@
-"""`pointup inspect`: prints statistics of a pair dataset, and lists its bad samples."""
+"""`pointup inspect`: prints statistics of a pair dataset or of a file of points."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from pointup.cli.input_files import Picture, View, check_shown
+from pointup.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
-    """Print statistics of a pair dataset, and its bad samples."""
+    """Print statistics of a pair dataset, and its bad samples; or the uncertainty of the new points
+    of a file, by class."""
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
-    """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""
+    """Directory made by `pointup prepare`, name of a dataset on the Hub, or a file of points."""
     picture: Picture = None
     """Write a picture: histograms of sizes, and up to four pairs, source beside target."""
     view: View = None
@@ -32,6 +35,14 @@ class Inspect:
     """Print all results as JSON."""
 
     def run(self) -> int:
+        if (path := Path(self.dataset)).is_file():
+            from pointup.cli.file_statistics import inspect_file, report
+
+            if self.picture or self.view or self.deep:
+                raise ConfigError(f"{path}: is a file; --picture, --view, --deep need a dataset")
+            found = inspect_file(path)
+            print(json.dumps(found, indent=2) if self.json else report(found))
+            return 0
         from pointup.cli import dataset_statistics as statistics
 
         check_shown(self.picture, self.view)

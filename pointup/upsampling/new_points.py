@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from pointup.io.bounds import Bounds
 from pointup.io.cloud import PointCloud, cast_values
 from pointup.upsampling.attributes import PARENT, PARENT_TYPE
 from pointup.upsampling.free_places import move_to_free_places
+from pointup.upsampling.ground import GROUND_CLASS
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.store.point_store import Store
@@ -36,29 +39,67 @@ class Summary:
     """Number of new points beyond the bound, the model's `reach` in local spacings."""
     num_class_2: int = 0
     """Number of new points that have class 2."""
-    uncertainty: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Median and 90th percentile of the uncertainty of all new points, and of those of class 2."""
+    uncertainty: Mapping[str, Uncertain] = field(default_factory=dict)
+    """Of `UncertaintyByClass`."""
 
 
 class _Distances:
-    """Counts distances by their size, so that any number of them takes the same memory."""
+    """Counts distances by their size, so that any number of them takes the same memory.
 
-    _BITS = 12  # Of a float32, those that are left out: sizes differ by one in 2,000.
+    Of a float32, `bits` are left out: sizes differ by one in 2,000 with 12, one in 128 with 16.
+    """
 
-    def __init__(self) -> None:
-        self._counts, self.farthest = np.zeros(1 << (31 - self._BITS), np.int64), 0.0
+    def __init__(self, bits: int = 12) -> None:
+        self._bits, self.farthest = bits, 0.0
+        self._counts = np.zeros(1 << (31 - bits), np.int64)
 
     def add(self, distances: np.ndarray) -> None:
-        sizes = distances.astype(np.float32).view(np.uint32) >> self._BITS
+        sizes = distances.astype(np.float32).view(np.uint32) >> self._bits
         self._counts += np.bincount(sizes, minlength=len(self._counts))
         self.farthest = max(self.farthest, float(distances.max(initial=0.0)))
+
+    def number(self) -> int:
+        return int(self._counts.sum())
 
     def within(self, share: float) -> float:
         """The distance that a share of them does not exceed, at most the farthest."""
         counts = np.cumsum(self._counts)
         size = np.searchsorted(counts, share * counts[-1]) + 1
-        above = np.array(size << self._BITS, np.uint32).view(np.float32)
+        above = np.array(size << self._bits, np.uint32).view(np.float32)
         return min(float(above), self.farthest)
+
+
+class Uncertain(NamedTuple):
+    """Number of new points, and the median and 90th percentile of their uncertainty."""
+
+    num_points: int
+    median: float
+    within_90: float
+
+
+class UncertaintyByClass:
+    """Uncertainties of new points, of all of them and of each class."""
+
+    def __init__(self) -> None:
+        self._all = _Distances()
+        self._of_class = defaultdict[int, _Distances](lambda: _Distances(16))
+
+    def add(self, uncertainty: np.ndarray, classes: np.ndarray) -> None:
+        """Add new points with uncertainties (M,) and classes (M,); those below 0 and above 255 are
+        none."""
+        self._all.add(uncertainty)
+        for value in np.unique(classes[(classes >= 0) & (classes < 256)].astype(np.uint8)).tolist():
+            self._of_class[value].add(uncertainty[classes == value])
+
+    def found(self) -> dict[str, Uncertain]:
+        """By "all" and, if there are several, by the class; empty without an uncertainty."""
+        several = self._of_class.items() if len(self._of_class) > 1 else ()
+        counted = {"all": self._all} | {str(value): counts for value, counts in sorted(several)}
+        return {
+            of: Uncertain(counts.number(), counts.within(0.5), counts.within(0.9))
+            for of, counts in counted.items()
+            if counts.farthest
+        }
 
 
 class NewPoints:
@@ -102,7 +143,7 @@ class NewPoints:
         """
         num_new, num_below, num_ground, num_beyond, num_class_2 = 0, 0, 0, 0, 0
         distances = _Distances()
-        uncertainties = {"": _Distances(), "of class 2": _Distances()}
+        uncertain = UncertaintyByClass()
         for output in self._passes:
             for block in range(output.store.num_blocks):
                 distance, is_below = output.distances(block), output.are_below(block)
@@ -116,21 +157,14 @@ class NewPoints:
                 else:
                     distances.add(distance[is_written])
                     num_beyond += int(output.are_beyond(block)[is_written].sum())
-                is_ground = output.are_ground(block)[is_written]
-                num_class_2 += int(is_ground.sum())
+                classes = output.classes(block)[is_written]
+                num_class_2 += int((classes == GROUND_CLASS).sum())
                 if self.has_uncertainty:
-                    uncertainty = output.uncertainties(block)[is_written]
-                    uncertainties[""].add(uncertainty)
-                    uncertainties["of class 2"].add(uncertainty[is_ground])
+                    uncertain.add(output.uncertainties(block)[is_written], classes)
         within = distances.within(0.999)
         farthest = distances.farthest
-        percentiles = {
-            name: (found.within(0.5), found.within(0.9))
-            for name, found in uncertainties.items()
-            if found.farthest
-        }
         numbers = num_new, farthest, num_below, num_ground, within, num_beyond, num_class_2
-        return Summary(*numbers, percentiles)
+        return Summary(*numbers, uncertain.found())
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The new points whose parents are in a file, by pass and block. Can be iterated once only.

@@ -156,3 +156,32 @@ def test_a_directory_that_is_not_a_dataset_is_named(
     make(path)
     assert main(["inspect", str(path)]) == 1
     assert str(path) in capsys.readouterr().err
+
+
+def test_new_points_of_a_file_are_told_by_class_with_their_uncertainty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    classes, is_new = rng.choice([1, 2, 31], 900), rng.random(900) < 0.6
+    uncertainty = np.where(is_new, rng.exponential(classes), 0)
+    path = tmp_path / "dense.npz"
+    np.savez(path, positions=rng.random((900, 3)), classification=classes, synthetic=is_new,
+             uncertainty=uncertainty)  # fmt: skip
+    assert main(["inspect", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_points"], found["num_new"]) == (900, is_new.sum())
+    assert list(found["uncertainty"]) == ["all", "1", "2", "31"]
+    for of, row in found["uncertainty"].items():
+        own = uncertainty[is_new & ((classes == int(of)) if of != "all" else True)]
+        expected = [len(own), *np.percentile(own, [50, 90], method="inverted_cdf")]
+        assert list(row.values()) == pytest.approx(expected, rel=0.01)
+    assert main(["inspect", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^class 2, ground +[\d,]+ ", text, re.MULTILINE)
+    assert text.splitlines()[-1].startswith("class 31, other ")
+    assert main(["inspect", str(path), "--deep"]) == 1
+    assert "--deep need a dataset" in capsys.readouterr().err
+    np.savez(path, positions=rng.random((9, 3)), uncertainty=[-1, np.nan, 1e40] * 3,
+             synthetic=np.ones(9))  # fmt: skip
+    assert main(["inspect", str(path)]) == 0
+    assert "9 points, 9 of them new, no uncertainty" in capsys.readouterr().out

@@ -96,7 +96,8 @@ def test_files_describe_it_and_its_values_do_not_depend_on_tiles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = (sheet(900) * 10 + UTM).round(2)
-    write_las(tmp_path / "a.las", points)
+    classes = np.where(points[:, 0] < np.quantile(points[:, 0], 0.3), 6, 1)
+    write_las(tmp_path / "a.las", points, classification=classes)
     model_with_errors().save_pretrained(tmp_path / "model")
 
     def made(name: str, *words: object) -> laspy.LasData:
@@ -106,9 +107,12 @@ def test_files_describe_it_and_its_values_do_not_depend_on_tiles(
         return laspy.read(tmp_path / name)
 
     whole = made("whole.las")
-    told = re.search(r"uncertainty of (\S+) \(median\) and (\S+) \(90 %\)", capsys.readouterr().out)
+    of_all, of_class = r"of (\S+) \(median\) and (\S+) \(90 %\)", r", class {} (\S+) and ([\d.]+)"
+    told = re.search(of_all + of_class.format(1) + of_class.format(6), capsys.readouterr().out)
+    new = whole.points[900:]
+    parts = [new.uncertainty[np.isin(new.classification, of)] for of in ([1, 6], [1], [6])]
     assert told and [float(number) for number in told.groups()] == pytest.approx(
-        np.percentile(whole.uncertainty[900:], [50, 90]), rel=0.06
+        np.concatenate([np.percentile(part, [50, 90]) for part in parts]), rel=0.06
     )
     tiles = made("tiles.las", "--tile", 60, "--token-budget", 100)
     assert np.array_equal(whole.points.array, tiles.points.array)

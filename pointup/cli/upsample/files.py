@@ -57,6 +57,8 @@ POINT_BYTES, CANDIDATE_BYTES = 100, 16
 _MOST_UNREACHED = 0.05
 # Shares of the new points from which on a note says so: on taken places, below all returns.
 _MOST_CROWDED, _MOST_BELOW = 0.01, 0.01
+# Share of the new points that a class is named from.
+_FEW_OF_CLASS = 0.02
 # Shares of class 2 among measured and new points that differ by less are alike.
 _LIKE_SHARES = 0.1
 
@@ -231,9 +233,11 @@ def _summary_text(summary: Summary, source: Path, reach: float) -> str:
     words = f"new points at most {summary.farthest:.3g}{named} from a measured one"
     words += f", 99.9% of them at most {summary.within:.3g}{named}"
     words += f", {summary.num_beyond or 'none'} beyond {reach:g} local spacings"
-    for which, (median, most) in summary.uncertainty.items():
-        of = which or "uncertainty of"
-        words += f", {of} {median:.2g}{named} (median) and {most:.2g}{named} (90 %)"
+    for of, (number, median, most) in summary.uncertainty.items():
+        if of == "all":
+            words += f", uncertainty of {median:.2g}{named} (median) and {most:.2g}{named} (90 %)"
+        elif number >= _FEW_OF_CLASS * summary.num_new:
+            words += f", class {of} {median:.2g} and {most:.2g}"
     if summary.num_ground:
         words += f", {summary.num_ground:,} others on the ground below crowns"
     if summary.num_below > _MOST_BELOW * summary.num_new:

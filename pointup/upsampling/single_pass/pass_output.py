@@ -9,7 +9,7 @@ import numpy as np
 
 from pointup.io.cloud import SYNTHETIC, PointCloud
 from pointup.upsampling.attributes import DISTANCE, PARENT, UNCERTAINTY
-from pointup.upsampling.ground import GROUND_CLASS, class_attribute
+from pointup.upsampling.ground import class_attribute
 from pointup.upsampling.single_pass.candidates import SLACK, Reach
 from pointup.upsampling.store.bisection import BlockFiles
 from pointup.upsampling.store.point_store import Store
@@ -87,13 +87,11 @@ class PassOutput:
         )
         return beyond
 
-    def are_ground(self, block: int) -> np.ndarray:
-        """(M,) bool, whether new points have class 2."""
+    def classes(self, block: int) -> np.ndarray:
+        """(M,) classes of the new points of a block; zeros without."""
         attributes = self.values(block, "attributes")
         name = class_attribute(attributes.dtype)
-        if name is None:
-            return np.zeros(len(attributes), bool)
-        return np.asarray(attributes[name] == GROUND_CLASS)
+        return np.zeros(len(attributes), np.uint8) if name is None else attributes[name]
 
     def num_new(self) -> int:
         """Number of new points."""

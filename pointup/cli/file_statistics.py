@@ -1,0 +1,53 @@
+"""Statistics of a file of points, as `pointup inspect` prints them: uncertainty by class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pointup.evaluation.report import aligned
+from pointup.io.cloud import CLASSIFICATION, attribute, is_synthetic
+from pointup.io.files import iter_points
+from pointup.io.length_unit import UNKNOWN, units_of_readable
+from pointup.terminal import printable
+from pointup.upsampling.attributes import UNCERTAINTY
+from pointup.upsampling.new_points import UncertaintyByClass
+from pointup.visualization.viewer.scenes import CLASS_NAMES
+
+
+def inspect_file(path: Path) -> dict[str, Any]:
+    """The content of `pointup inspect --json` of a file of points. Raises the errors of
+    `iter_points`."""
+    num_points, num_new, uncertain = 0, 0, UncertaintyByClass()
+    for cloud in iter_points(path):
+        is_new = is_synthetic(cloud)
+        num_points, num_new = num_points + len(cloud), num_new + int(is_new.sum())
+        if (uncertainty := attribute(cloud, UNCERTAINTY)) is not None:
+            classes = attribute(cloud, CLASSIFICATION)
+            classes = np.zeros(len(cloud)) if classes is None else classes
+            # Other programs may have changed it.
+            known = is_new & (uncertainty > 0) & (uncertainty < 1e30)
+            uncertain.add(uncertainty[known], classes[known])
+    return {
+        "file": str(path),
+        "num_points": num_points,
+        "num_new": num_new,
+        "unit": units_of_readable([path]).get(path, UNKNOWN).name,
+        "uncertainty": {of: found._asdict() for of, found in uncertain.found().items()},
+    }
+
+
+def report(found: dict[str, Any]) -> str:
+    """The text that `pointup inspect` prints of a file."""
+    text = f"{found['file']}: {found['num_points']:,} points, {found['num_new']:,} of them new"
+    if not found["uncertainty"]:
+        return printable(f"{text}, no uncertainty")
+    unit = found["unit"]
+    table = [["uncertainty of new points", "points", f"median ({unit})", f"90 % ({unit})"]]
+    for of, row in found["uncertainty"].items():
+        name = "all" if of == "all" else f"class {of}, {CLASS_NAMES.get(int(of), 'other')}"
+        numbers = (f"{row[key]:.3g}" for key in ("median", "within_90"))
+        table.append([name, f"{row['num_points']:,}", *numbers])
+    return printable("\n".join([text, *aligned(table, "<>>>")]))
