@@ -9,7 +9,7 @@ import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ logger = logging.getLogger("pointup")
 
 Record = dict[str, Any]
 """What is gathered of a cloud: its `index` with `rows` of metrics, those `of_surveys`, the `parts`
-of `MeasuredModel` and the `clouds` that are drawn, or with the `fault` by which it has none."""
+of `MeasuredModel` and the `picture` of some, or with the `fault` by which it has none."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class EvaluationResult:
     is_complete: bool
     """Whether the model's output was measured on every cloud on which the references were."""
     pictures: dict[str, np.ndarray] = field(default_factory=dict)
-    """Pictures of samples by name, on the main process only."""
+    """Pictures of samples by name."""
     by_dataset: dict[str, tuple[dict[str, dict[str, float]], list[float]]] = field(
         default_factory=dict
     )
     """`rows` and `shares` of each dataset by its label, if there are several."""
     unit: str = ""
-    """The unit of lengths in `rows`, on the main process only; empty if unknown."""
+    """The unit of lengths in `rows`; empty if unknown."""
     of_surveys: dict[str, Figures] = field(default_factory=dict)
     """Like `rows`, each of `SURVEY_FIGURES`, for the model, the midpoints and the source."""
     parts: dict[str, list[float]] = field(default_factory=dict)
@@ -112,6 +112,7 @@ class Evaluation:
         self.drawn = {self.indices[round(place)] for place in places}
         self.per_side = parts_per_side(len(self.indices))
         self.units = [readable_unit(source.name) for source in data.sources]
+        self.unit = known_unit(source.name for source in data.sources)
         self.references: dict[int, Record] = {}
         self.unreadable: set[Path] = set()
         self.aborted: Record = {"index": -1}
@@ -171,10 +172,7 @@ class Evaluation:
                 parts = chamfer_of_parts(points["model"], target, self.per_side, core)
                 record["parts"] = [each / everything["midpoints"]["chamfer"] for each in parts]
         if index in self.drawn:
-            record["clouds"] = {
-                "source": points["source"], "baseline": points["midpoints"],
-                "prediction": points["model"], "target": target,
-            }  # fmt: skip
+            record["picture"] = self._picture(index, points, target)
         return record
 
     def _figures(self, index: int, batch: Batch, clouds: Clouds) -> Record:
@@ -225,37 +223,45 @@ class Evaluation:
             is_complete=not any(record["is_model_fault"] for record in faults),
             of_surveys=mean_rows([r["of_surveys"] for r in gathered if "of_surveys" in r]),
             parts={str(r["index"]): r["parts"] for r in gathered if "parts" in r},
+            unit=self.unit,
+            pictures={
+                str(names[r["index"]]): r["picture"]
+                for r in gathered
+                if r.get("picture") is not None
+            },
         )
         bounds = [bisect_left(seen, bound) for bound in self.data.bounds["validation"]]
         for label, (start, end) in zip(self.data.labels, pairwise(bounds), strict=False):
             if start < end:
                 result.by_dataset[label] = summary_of(gathered[start:end])
-        if not self.accelerator.is_main_process:
-            return result
-        unit = known_unit(source.name for source in self.data.sources)
-        return replace(result, unit=unit, pictures=self._pictures(gathered, unit))
+        return result
 
-    def _pictures(self, records: list[Record], unit: str) -> dict[str, np.ndarray]:
-        """A picture of each sample that can be drawn, by its name; `unit` is that of surveys."""
-        pictures, samples = {}, self.data.validation.samples
-        for record in records:
-            if "clouds" not in record:
-                continue
-            name = str(self.data.validation.names[record["index"]])
-            vertical = samples.is_vertical(record["index"])
-            origin = samples.origin(record["index"])
-            clouds = {row: points + origin for row, points in record["clouds"].items()}
-            try:
-                # Imported here, because only the main process needs matplotlib.
-                from pointup.visualization import evaluation_picture
+    def _picture(
+        self, index: int, points: dict[str, np.ndarray], target: np.ndarray
+    ) -> np.ndarray | None:
+        """A picture of a sample; None if it can't be drawn.
 
-                pictures[name] = evaluation_picture(
-                    **clouds, title=name, unit=unit if vertical else "", vertical=vertical
-                )
-            except Exception as error:
-                logger.warning("no picture of %s: %s", name, error)
-                logger.debug("drawing failed", exc_info=True)
-        return pictures
+        Drawn here, because a picture is smaller than the clouds: all processes receive all records.
+        """
+        samples, name = self.data.validation.samples, self.data.validation.names[index]
+        vertical, origin = samples.is_vertical(index), samples.origin(index)
+        try:
+            # Imported here: the start of a run does not wait for matplotlib.
+            from pointup.visualization import evaluation_picture
+
+            return evaluation_picture(
+                source=points["source"] + origin,
+                baseline=points["midpoints"] + origin,
+                prediction=points["model"] + origin,
+                target=target + origin,
+                title=str(name),
+                unit=self.unit if vertical else "",
+                vertical=vertical,
+            )
+        except Exception as error:
+            logger.warning("no picture of %s: %s", name, error)
+            logger.debug("drawing failed", exc_info=True)
+            return None
 
 
 def _points(pos: Tensor) -> np.ndarray:
