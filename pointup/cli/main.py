@@ -63,14 +63,15 @@ INTERRUPTED = 130
 
 def parse(args: Sequence[str]) -> Any:
     """Parse a command line. Exits with status 2 for wrong usage, and 0 after `--help`."""
+    if args and args[0] in COMMANDS:
+        command, args_of_tyro = with_option_help(command_class(args[0]), args[1:])
+        return tyro.cli(command, prog=f"pointup {args[0]}", args=args_of_tyro, config=TYRO_CONFIG)
     # The list of all commands has a line for each.
-    is_list = not args or args[0].startswith("-")
     commands: Any = []
     for name in COMMANDS:
         command, args_of_tyro = with_option_help(command_class(name), args)
         text = LINES.get(name) or str(command.__doc__).partition("\n")[0]
-        given = tyro.conf.subcommand(name, description=text if is_list else None)
-        commands.append(Annotated[command, given])
+        commands.append(Annotated[command, tyro.conf.subcommand(name, description=text)])
     any_command: Any = Union[tuple(commands)]  # noqa: UP007
     return tyro.cli(
         any_command,
