@@ -23,21 +23,21 @@ FRAME = "stage.frame(performance.now() + 1000);"
 """A frame at rest, which saves the state in the address."""
 
 
-def in_page(
+def page(
     scenes: Sequence[Scene],
     script: str,
     link: str = "",
     webgl: bool = True,
     hide: Sequence[str] = (),
-) -> Any:
-    """What a script returns in the opened page.
+) -> dict[str, Any]:
+    """A page to open, and what to run in it.
 
     link: the part of the address from "#" on. hide: names that the browser does not know.
     """
     html = document.viewer_html(scenes, "a test")
     found = re.search(r'id="manifest">(.*?)</script>', html)
     assert found
-    asked = {
+    return {
         "page": str(Path(document.__file__).parent / "page"),
         "scripts": document.SCRIPTS,
         "manifest": json.loads(found[1]),
@@ -47,11 +47,18 @@ def in_page(
         "hide": hide,
         "script": script,
     }
-    ran = subprocess.run(
-        ["node", str(HARNESS)], input=json.dumps(asked), capture_output=True, text=True
-    )
+
+
+def in_pages(pages: list[dict[str, Any]]) -> list[Any]:
+    """What the script of each page returns when it is opened."""
+    words, asked = ["node", str(HARNESS)], json.dumps(pages)
+    ran = subprocess.run(words, input=asked, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+    return list(json.loads(ran.stdout))
+
+
+def in_page(scenes: Sequence[Scene], script: str, link: str = "") -> Any:
+    return in_pages([page(scenes, script, link)])[0]
 
 
 def survey(width: float, names: Sequence[str] = ("before", "after"), east: float = 0.0) -> Scene:
@@ -76,17 +83,14 @@ def test_a_link_restores_the_view_of_the_same_data() -> None:
     assert clip["low"] == [-20, scene["low"][1], -2] and clip["high"] == scene["high"]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [survey(300), survey(100, east=50.0), survey(100, ("before", "dense"))],
-    ids=["larger", "elsewhere", "of other names"],
-)
-def test_a_link_to_other_data_is_ignored_and_the_page_says_so(other: Scene) -> None:
+def test_a_link_to_other_data_is_ignored_and_the_page_says_so() -> None:
     link = link_of([survey(100)], "await change({ size: 2 })")
+    # Larger, elsewhere, of other names.
+    others = survey(300), survey(100, east=50.0), survey(100, ("before", "dense"))
     script = "return [state.clip, state.size, stage.scene, byId('message').textContent]"
-    clip, size, scene, message = in_page([other], script, link)
-    assert clip["low"] == scene["low"] and clip["high"] == scene["high"] and size == 1
-    assert "of other data" in message
+    for clip, size, scene, message in in_pages([page([other], script, link) for other in others]):
+        assert clip["low"] == scene["low"] and clip["high"] == scene["high"] and size == 1
+        assert "of other data" in message
 
 
 def test_a_link_to_other_data_leaves_an_open_page_as_it_is() -> None:
@@ -98,10 +102,8 @@ def test_a_link_to_other_data_leaves_an_open_page_as_it_is() -> None:
     assert size == 2 and "of other data" in message
 
 
-def loading_message(scenes: Sequence[Scene], **options: Any) -> str:
-    """What the page says in place of the points; empty once these are shown."""
-    script = "return byId('loading').removed ? '' : byId('loading').firstElementChild.textContent"
-    return in_page(scenes, script, **options)
+LOADING = "return byId('loading').removed ? '' : byId('loading').firstElementChild.textContent"
+"""What the page says in place of the points; empty once these are shown."""
 
 
 @pytest.fixture(scope="module")
@@ -117,91 +119,75 @@ def test_a_link_as_it_was_copied_is_followed(shaded: str) -> None:
     assert in_page([survey(100)], SHADING, shaded) == [0, "", True]
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        {"clip": {"low": [0, 0], "high": [1, 1, 1]}},
-        {"pose": None},
-        {"shown": [True]},
-        {"color": "none"},
-        {"ranges": {"height": [2, 1]}},
-        {"colormaps": {"height": "none"}},
-        {"points": [[1, 2]]},
-        {"size": "large"},
-        {"scene": "length"},
-    ],
-    ids=str,
-)
-def test_a_link_that_was_edited_is_ignored_and_the_page_says_so(
-    edit: dict[str, Any], shaded: str
-) -> None:
+def test_a_link_that_was_edited_is_ignored_and_the_page_says_so(shaded: str) -> None:
     content = json.loads(unquote(shaded.removeprefix("#view=")))
-    changed = f"#view={quote(json.dumps(content | edit))}"
-    shading, message, is_shown = in_page([survey(100)], SHADING, changed)
-    assert shading == 0.5 and "The link is ignored" in message and is_shown
+    edits: list[dict[str, Any]] = [
+        {"clip": {"low": [0, 0], "high": [1, 1, 1]}}, {"pose": None}, {"shown": [True]},
+        {"color": "none"}, {"ranges": {"height": [2, 1]}}, {"colormaps": {"height": "none"}},
+        {"points": [[1, 2]]}, {"size": "large"}, {"scene": "length"},
+    ]  # fmt: skip
+    links = [f"#view={quote(json.dumps(content | edit))}" for edit in edits]
+    results = in_pages([page([survey(100)], SHADING, link) for link in links])
+    for edit, (shading, message, is_shown) in zip(edits, results, strict=True):
+        assert shading == 0.5 and "The link is ignored" in message and is_shown, edit
 
 
-@pytest.mark.parametrize("link", ["#view=%7B%22scene", "#view=null", "#top"])
-def test_a_link_that_was_cut_leaves_the_page_usable(link: str) -> None:
-    assert loading_message([survey(100)], link=link) == ""
+def test_a_link_that_was_cut_leaves_the_page_usable() -> None:
+    links = ["#view=%7B%22scene", "#view=null", "#top"]
+    assert in_pages([page([survey(100)], LOADING, link) for link in links]) == [""] * 3
 
 
 def test_webgl_is_named_only_where_the_renderer_fails() -> None:
-    assert "WebGL 2" in loading_message([survey(100)], webgl=False)
-    message = loading_message([survey(100)], hide=["DecompressionStream"])
-    assert "a browser of 2023 or later" in message and "WebGL" not in message
+    options: list[dict[str, Any]] = [{"webgl": False}, {"hide": ["DecompressionStream"]}]
+    without, old = in_pages([page([survey(100)], LOADING, **each) for each in options])
+    assert "WebGL 2" in without
+    assert "a browser of 2023 or later" in old and "WebGL" not in old
 
 
-@pytest.mark.parametrize(
-    ("share", "heights", "picked"),
-    [
-        (0, [0, 1], "before"),
-        (0.2, [0, 1], "before"),
-        (0.8, [1, 0], "after"),
-        (1, [1, 0], "after"),
-        (0.5, [1, 0], "before"),
-        (0.5, [0, 1], "after"),
+def test_a_click_in_a_fade_picks_the_cloud_that_is_better_seen() -> None:
+    cases: list[tuple[float, list[float | None], str | None]] = [
+        (0, [0, 1], "before"), (0.2, [0, 1], "before"), (0.8, [1, 0], "after"),
+        (1, [1, 0], "after"), (0.5, [1, 0], "before"), (0.5, [0, 1], "after"),
         # The first cloud is elsewhere, and the second one invisible at first.
-        (0, [None, 0], None),
-        (0.01, [None, 0], "after"),
-    ],
-)
-def test_a_click_in_a_fade_picks_the_cloud_that_is_better_seen(
-    share: float, heights: list[float | None], picked: str | None
-) -> None:
-    layers = [
-        Layer(name, np.array([[0, 0, height or 0], [9, 9, height or 0]], dtype=np.float64))
-        if height is not None
-        else Layer(name, np.array([[0.0, 0, 0], [2, 2, 0]]))
-        for name, height in zip(("before", "after"), heights, strict=True)
-    ]
-    script = f"await change({{ mode: 'fade', share: {share} }}); stage.look(0, 90); {FRAME}"
-    # The two points of a place are on one line of sight, the higher one in front.
-    script += """stage.aim(stage.panels[0]);
-      const at = overlay.project(new THREE.Vector3(4.5, 4.5, 0), stage.panels[0]);
-      return pick(stage, ...at)?.cloud.layer.name"""
-    assert in_page([Scene("a", layers)], script) == picked
+        (0, [None, 0], None), (0.01, [None, 0], "after"),
+    ]  # fmt: skip
+
+    def opened(share: float, heights: list[float | None]) -> dict[str, Any]:
+        layers = [
+            Layer(name, np.array([[0, 0, height or 0], [9, 9, height or 0]], dtype=np.float64))
+            if height is not None
+            else Layer(name, np.array([[0.0, 0, 0], [2, 2, 0]]))
+            for name, height in zip(("before", "after"), heights, strict=True)
+        ]
+        script = f"await change({{ mode: 'fade', share: {share} }}); stage.look(0, 90); {FRAME}"
+        # The two points of a place are on one line of sight, the higher one in front.
+        script += """stage.aim(stage.panels[0]);
+          const at = overlay.project(new THREE.Vector3(4.5, 4.5, 0), stage.panels[0]);
+          return pick(stage, ...at)?.cloud.layer.name"""
+        return page([Scene("a", layers)], script)
+
+    picked = in_pages([opened(share, heights) for share, heights, _ in cases])
+    assert picked == [expected for *_, expected in cases]
 
 
-@pytest.mark.parametrize("projection", ["perspective", "parallel"])
-@pytest.mark.parametrize(
-    ("num_clouds", "size"), [(1, (90, 9, 5)), (2, (8, 70, 40)), (3, (5, 5, 5))]
-)
-def test_the_opened_page_shows_all_points_as_large_as_its_panels_allow(
-    projection: str, num_clouds: int, size: tuple[float, ...]
-) -> None:
-    points = np.random.default_rng(0).random((500, 3)) * size
-    scene = Scene("a", [Layer(str(i), points) for i in range(num_clouds)])
-    script = f"await change({{ projection: {projection!r} }}); stage.look(); {FRAME}"
-    script += """const panel = stage.panels[0]; stage.aim(panel);
-      return [panel.width, panel.height,
-              stage.clouds[0].sample(500).map((point) => overlay.project(point, panel))]"""
-    width, height, places = in_page([scene], script)
-    low, high = np.min(places, axis=0), np.max(places, axis=0)
-    # Captions are in the upper 54 pixels.
-    assert (low >= [17, min(53, 0.2 * height)]).all() and (high <= [width - 17, height - 13]).all()
-    room = np.array([width - 36, max(height - 68, 0.4 * height)])
-    assert max((high - low) / room) > 0.97
+def test_the_opened_page_shows_all_points_as_large_as_its_panels_allow() -> None:
+    pages = []
+    for num_clouds, size in ((1, (90, 9, 5)), (2, (8, 70, 40)), (3, (5, 5, 5))):
+        points = np.random.default_rng(0).random((500, 3)) * size
+        scene = Scene("a", [Layer(str(i), points) for i in range(num_clouds)])
+        for projection in ("perspective", "parallel"):
+            script = f"await change({{ projection: {projection!r} }}); stage.look(); {FRAME}"
+            script += """const panel = stage.panels[0]; stage.aim(panel);
+              return [panel.width, panel.height,
+                      stage.clouds[0].sample(500).map((point) => overlay.project(point, panel))]"""
+            pages.append(page([scene], script))
+    for width, height, places in in_pages(pages):
+        low, high = np.min(places, axis=0), np.max(places, axis=0)
+        # Captions are in the upper 54 pixels.
+        assert (low >= [17, min(53, 0.2 * height)]).all()
+        assert (high <= [width - 17, height - 13]).all()
+        room = np.array([width - 36, max(height - 68, 0.4 * height)])
+        assert max((high - low) / room) > 0.97
 
 
 def heights(low: float, high: float) -> Scene:
@@ -212,32 +198,19 @@ def heights(low: float, high: float) -> Scene:
 RANGE = "return [byId('low').value, byId('high').value, rangeOf(state, scene)]"
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "decimals"), [(1650.1234, 1650.9876, 4), (12010.4, 12260.6, 1), (0, 3e5, 0)]
-)
-def test_range_boxes_show_thousandths_of_the_span(low: float, high: float, decimals: int) -> None:
-    shown_low, shown_high, ends = in_page([heights(low, high)], RANGE)
-    assert [shown_low, shown_high] == [round(end, decimals) for end in ends]
-    assert max(abs(shown_low - ends[0]), abs(shown_high - ends[1])) < 1e-3 * (high - low)
+def test_range_boxes_show_thousandths_of_the_span() -> None:
+    cases = [(1650.1234, 1650.9876, 4), (12010.4, 12260.6, 1), (0, 3e5, 0)]
+    results = in_pages([page([heights(low, high)], RANGE) for low, high, _ in cases])
+    for (low, high, decimals), (*shown, ends) in zip(cases, results, strict=True):
+        assert shown == [round(end, decimals) for end in ends]
+        assert np.abs(np.subtract(shown, ends)).max() < 1e-3 * (high - low)
 
 
-def test_an_edited_end_of_a_range_leaves_the_other_one_exact() -> None:
+def test_an_edited_end_of_a_range_leaves_the_other_one_exact_and_an_empty_box_both() -> None:
+    edit = "byId('{0}').value = '{1}'; await byId('{0}').onchange({{ target: byId('{0}') }});"
+    edits = [edit.format(box, text) for text in ("1650.5", "") for box in ("low", "high")]
     scenes = [heights(1650.12345, 1650.98765)]
-    _, _, (low, high) = in_page(scenes, RANGE)
-    edit = "byId('{}').value = '{}'; await byId('{}').onchange({{ target: byId('{}') }});"
-    first = edit.format("low", "1650.5", "low", "low")
-    assert in_page(scenes, first + RANGE)[2] == [1650.5, high]
-    assert in_page(scenes, edit.format("high", "1650.5", "high", "high") + RANGE)[2] == [
-        low,
-        1650.5,
-    ]
-
-
-def test_an_empty_range_box_changes_nothing_and_is_filled_again() -> None:
-    scenes = [heights(1650.12345, 1650.98765)]
-    before = in_page(scenes, RANGE)
-    for box in ("low", "high"):
-        script = (
-            f"byId('{box}').value = ''; await byId('{box}').onchange({{ target: byId('{box}') }});"
-        )
-        assert in_page(scenes, script + RANGE) == before
+    whole, *others = in_pages([page(scenes, script + RANGE) for script in ("", *edits)])
+    low, high = whole[2]
+    assert [other[2] for other in others[:2]] == [[1650.5, high], [low, 1650.5]]
+    assert others[2:] == [whole, whole], "an empty box is filled again"
