@@ -9,6 +9,8 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -81,6 +83,20 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def one_fork_server() -> Iterator[None]:
+    """The first test that needs workers starts the server, with the modules that those of any test
+    need: each worker would import them again, for two seconds."""
+    real = BaseContext.set_forkserver_preload
+    needed = ["pointup.datasets.batch", "pointup.datasets.meshes"]
+
+    def preload(context: BaseContext, modules: list[str]) -> None:
+        real(context, [*modules, *needed])
+
+    with mock.patch.object(BaseContext, "set_forkserver_preload", preload):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def coarse_pictures() -> Iterator[None]:
     """Pictures are drawn without supersampling, a quarter of the work."""
     from pointup.visualization import rendering
@@ -89,16 +105,42 @@ def coarse_pictures() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def calibrated_once() -> Iterator[None]:
+    """Models that begin with equal weights are calibrated once, which takes longer than to make
+    and to use a small one."""
+    from pointup.model import upsampler
+
+    real, known = upsampler.calibrate, {}
+
+    def calibrate(model: Any, layers: Any) -> None:
+        weights = model.state_dict()
+        key = str(model), *(weight.numpy(force=True).tobytes() for weight in weights.values())
+        if key not in known:
+            real(model, layers)
+            known[key] = {name: weight.clone() for name, weight in weights.items()}
+        model.load_state_dict(known[key])
+
+    with mock.patch.object(upsampler, "calibrate", calibrate):
+        yield
+
+
+@contextmanager
+def small_pictures() -> Iterator[None]:
     """Panels of 240 pixels, for pictures that nobody looks at."""
     from pointup.visualization import before_after, columns
 
-    for module in (before_after, columns):
-        monkeypatch.setattr(module, "SIZE", 240)
-    monkeypatch.setattr(before_after, "SHAPE_ROWS", 190)
-    monkeypatch.setattr(columns, "CLOSE_ROWS", 60)
-    monkeypatch.setattr(columns, "SECTION_ROWS", 60)
+    with (
+        mock.patch.multiple(before_after, SIZE=240, SHAPE_ROWS=190),
+        mock.patch.multiple(columns, SIZE=240, CLOSE_ROWS=60, SECTION_ROWS=60),
+    ):
+        yield
+
+
+@pytest.fixture
+def small_panels() -> Iterator[None]:
+    with small_pictures():
+        yield
 
 
 @pytest.fixture
@@ -142,7 +184,7 @@ def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator
 
 @pytest.fixture(scope="session")
 def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 40 + 6 small pairs, of sizes from 20 to 120 and ratios from 2 to 4."""
+    """A dataset of 40 + 3 small pairs, of sizes from 20 to 120 and ratios from 2 to 4."""
     from pointup.datasets.pair_writer import write_pairs
 
     rng = np.random.default_rng(0)
@@ -153,7 +195,7 @@ def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             yield wavy_pair(f"{split}_{i}", size, ratio, rng)
 
     directory = tmp_path_factory.mktemp("data") / "pairs"
-    write_pairs(pairs("train", 40), pairs("validation", 6), directory, info={"made_by": "tests"})
+    write_pairs(pairs("train", 40), pairs("validation", 3), directory, info={"made_by": "tests"})
     return directory
 
 
