@@ -111,7 +111,7 @@ def test_a_source_is_cut_to_a_strip_around_the_reference_only_if_it_is_larger() 
     assert near_reference(source, np.array([[40.0, 40, 0], [60, 60, 0]])) is source
 
 
-@pytest.mark.parametrize("largest", [8.0, 64.0])
+@pytest.mark.parametrize("largest", [8.0, pytest.param(64.0, marks=pytest.mark.slow)])
 def test_at_a_density_the_baselines_have_as_many_points_as_the_model(largest: float) -> None:
     source = square(200, 10)
     # 2 points per unit of area become 80: 40 of one, which the model makes if its limit allows it.

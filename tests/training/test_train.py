@@ -154,7 +154,9 @@ def test_a_run_whose_epochs_differ_in_length_continues_with_the_same_learning_ra
     assert run("parts", epochs.index(other) + 1) == whole
 
 
-@pytest.mark.parametrize("place", ["losses_of_model", "evaluate"])
+@pytest.mark.parametrize(
+    "place", [pytest.param("losses_of_model", marks=pytest.mark.slow), "evaluate"]
+)
 def test_a_run_that_is_stopped_before_its_last_evaluation_is_not_complete(
     pair_directory: Path,
     tmp_path: Path,

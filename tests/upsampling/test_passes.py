@@ -54,8 +54,8 @@ def test_a_ratio_gives_exactly_so_many_points(
     [
         ({"relaxation_residual": 0.1}, {"ratio": 3.3}),
         ({"volume_relaxation": 1.5}, {"ratio": 3.3}),
-        ({}, {"ratio": 10.0, "oversampling": 2.0}),
-        ({}, {"density": 3.0, "originals": False}),
+        pytest.param({}, {"ratio": 10.0, "oversampling": 2.0}, marks=pytest.mark.slow),
+        pytest.param({}, {"density": 3.0, "originals": False}, marks=pytest.mark.slow),
         ({}, {"density": 1.5, "originals": False, "oversampling": 2.0}),
     ],
 )

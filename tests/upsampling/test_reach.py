@@ -93,7 +93,13 @@ def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
 
 
 @pytest.mark.parametrize(
-    ("model", "size"), [("lidar", 1), ("shapes", 5), ("lidar", 12), ("shapes", 13)]
+    ("model", "size"),
+    [
+        ("lidar", 1),
+        ("shapes", 13),
+        pytest.param("shapes", 5, marks=pytest.mark.slow),
+        pytest.param("lidar", 12, marks=pytest.mark.slow),
+    ],
 )
 def test_a_cluster_far_off_is_upsampled_by_itself(model: str, size: int) -> None:
     rng = np.random.default_rng(size)
@@ -142,7 +148,13 @@ def mean_error(points: np.ndarray, centre: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("model", "num_points"), [("shapes", 700), ("lidar", 700), ("forest", 500), ("shapes", 50)]
+    ("model", "num_points"),
+    [
+        ("lidar", 700),
+        ("shapes", 50),
+        pytest.param("shapes", 700, marks=pytest.mark.slow),
+        pytest.param("forest", 500, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stray_return_at_the_origin_does_not_spoil_a_scan(model: str, num_points: int) -> None:
     points = sphere(num_points) + UTM
@@ -160,7 +172,7 @@ def errors_alone() -> list[float]:
     return [mean_error(new, np.zeros(3)) for new in made]
 
 
-@pytest.mark.parametrize("away", [1e4, 1e6, 1e8])
+@pytest.mark.parametrize("away", [1e4, pytest.param(1e6, marks=pytest.mark.slow), 1e8])
 def test_two_scans_far_apart_are_each_as_good_as_alone(
     away: float, errors_alone: list[float]
 ) -> None:

@@ -26,8 +26,14 @@ CLOUDS = {
 device_tree = partial(DeviceTree, device=CPU, use=nullcontext)
 
 
-@pytest.mark.parametrize("make_tree", [host_tree, device_tree])
-@pytest.mark.parametrize("name", CLOUDS)
+@pytest.mark.parametrize(
+    ("name", "make_tree"),
+    [
+        *((name, host_tree) for name in CLOUDS),
+        ("duplicates", device_tree),
+        *(pytest.param(name, device_tree, marks=pytest.mark.slow) for name in CLOUDS),
+    ],
+)
 def test_neighbors_in_a_region_are_those_in_the_whole_cloud(
     name: str, make_tree: Callable[[np.ndarray], Any], make_store: StoreMaker
 ) -> None:

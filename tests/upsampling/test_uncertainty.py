@@ -79,7 +79,10 @@ def test_a_point_made_of_new_ones_adds_their_uncertainty_to_its_own() -> None:
     assert found == pytest.approx([middle / 2, middle * 1.25**0.5], rel=0.1)
 
 
-@pytest.mark.parametrize("options", [{}, {"oversampling": 2.0}, {"originals": False}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"oversampling": 2.0}, {"originals": False}],
+)
 def test_no_point_is_made_beyond_the_largest_uncertainty(options: dict[str, float | bool]) -> None:
     points, model = sheet(500), model_with_errors()
     whole = of_new(points, model, **options).attributes["uncertainty"]

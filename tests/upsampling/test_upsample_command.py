@@ -60,7 +60,14 @@ def test_las_keeps_every_original_and_adds_synthetic_points(
     assert len(set(np.asarray(made.intensity)[300:]) - set(np.asarray(original.intensity))) > 100
 
 
-@pytest.mark.parametrize("suffix", [".laz", ".ply", ".csv", ".npz", ".xyz"])
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".laz",
+        ".csv",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (".ply", ".npz", ".xyz")),
+    ],
+)
 def test_attributes_are_kept_and_what_is_written_can_be_upsampled_again(
     suffix: str, tmp_path: Path, command: Callable[..., Result]
 ) -> None:

@@ -29,7 +29,7 @@ from pointup.io.files import PointCloud, read_points, write_points
     "options",
     [
         ("--ratio", "2.7"),
-        ("--ratio", "9", "--no-originals"),
+        pytest.param(("--ratio", "9", "--no-originals"), marks=pytest.mark.slow),
         ("--ratio", "2", "--oversampling", "2"),
     ],
 )

@@ -127,10 +127,16 @@ def test_no_new_point_is_beyond_the_largest_distance() -> None:
         assert 0 < len(near) <= len(far)
 
 
-@pytest.mark.parametrize("originals", [True, False])
 @pytest.mark.parametrize(
-    "options",
-    [{"ratio": 4.0}, {"ratio": 16.0}, {"ratio": 4.0, "oversampling": 2.0}, {"density": 20.0}],
+    ("options", "originals"),
+    [
+        # Each target once.
+        pytest.param(options, originals, marks=pytest.mark.slow if originals == place % 2 else ())
+        for place, options in enumerate(
+            [{"ratio": 4.0}, {"ratio": 16.0}, {"ratio": 4.0, "oversampling": 2.0}, {"density": 20}]
+        )
+        for originals in (True, False)
+    ],
 )
 def test_where_the_largest_distance_leaves_too_little_room_no_point_is_repeated(
     options: dict[str, float], originals: bool
