@@ -260,12 +260,11 @@ def interpolated(
     of some numbers of these."""
     if not len(places):
         return [np.empty(0)] * len(nums_around)
-    *at, height = _merged(returns).T
-    at = np.stack(at, axis=1) / spacing
+    merged = _merged(returns)
+    at, height = merged[:, :2] / spacing, merged[:, 2]
+    options = {"kernel": "linear", "smoothing": _SMOOTHING}
     return [
-        RBFInterpolator(
-            at, height, neighbors=min(number, len(at)), kernel="linear", smoothing=_SMOOTHING
-        )(places / spacing)
+        RBFInterpolator(at, height, neighbors=min(number, len(at)), **options)(places / spacing)
         for number in nums_around
     ]
 
