@@ -262,9 +262,8 @@ def interpolated(
         return [np.empty(0)] * len(nums_around)
     merged = _merged(returns)
     at, height = merged[:, :2] / spacing, merged[:, 2]
-    options = {"kernel": "linear", "smoothing": _SMOOTHING}
     return [
-        RBFInterpolator(at, height, neighbors=min(number, len(at)), **options)(places / spacing)
+        RBFInterpolator(at, height, min(number, len(at)), _SMOOTHING, "linear")(places / spacing)
         for number in nums_around
     ]
 
