@@ -46,35 +46,37 @@ def calibrate_kept_model(
     samples = data.validation.samples
     number = min(MOST_PAIRS, len(data.validation))
     chosen = np.unique(np.linspace(0, len(data.validation) - 1, number).astype(int)).tolist()
-    log_errors, distances = [np.empty(0)], [np.empty(0)]
+    parts = [np.empty((3, 0))]
     for batch in make_loader(data.validation, [[(0, i)] for i in chosen], device=device):
         enter_phase("calibration")
         if not batch.num_graphs:
             continue
         batch, index = move(batch, device), int(batch.index[0])
         # In one pass, so that the uncertainty is that of one prediction.
-        ratio = training_ratio(batch, config.ratio, config.max_ratio)
-        ratio = ratio.clamp(max=model.config.max_pass_ratio)
+        own = training_ratio(batch, config.ratio, config.max_ratio)
+        own = own.clamp(max=model.config.max_pass_ratio)
         (target,), file = unpacked(batch.target, batch.target_ptr), samples.surface(index)
         surface = None if file is None else Surface.load(file)
-        found = []
-        for model.calibration in (_EXACT, _SPACING):
-            clouds = upsampled_clouds(
-                batch,
-                ratio,
-                model,
-                [samples.is_vertical(index)],
-                originals=not config.noise_spacings,
-            )
-            found.append(measured_uncertainty(clouds[0], target, surface))
-        (errors, distance), (spacing, _) = found
-        # Points on the ground below crowns have an uncertainty that no calibration changes.
-        of_model = errors != spacing
-        log_errors.append(np.log(errors / spacing)[of_model])
-        distances.append((distance / spacing)[of_model])
-    log_error, distance = np.concatenate(log_errors), np.concatenate(distances)
+        for ratio in (own, own.clamp(max=2)):
+            found = []
+            for model.calibration in (_EXACT, _SPACING):
+                clouds = upsampled_clouds(
+                    batch,
+                    ratio,
+                    model,
+                    [samples.is_vertical(index)],
+                    originals=not config.noise_spacings,
+                )
+                found.append(measured_uncertainty(clouds[0], target, surface))
+            (errors, distance), (spacing, _) = found
+            # Points on the ground below crowns have an uncertainty that no calibration changes.
+            of_model = errors != spacing
+            ratios = np.full(len(errors), ratio.item())
+            part = np.stack([np.log(errors / spacing), distance / spacing, ratios])
+            parts.append(part[:, of_model])
+    log_error, distance, ratios = np.concatenate(parts, axis=1)
     if not len(log_error):
         return "note: the uncertainty is not calibrated: no validation pair has new points"
-    model.calibration = Calibration.fit(log_error, distance)
+    model.calibration = Calibration.fit(log_error, distance, ratios)
     model.save_pretrained(directory)
     return f"Calibrated the uncertainty on {len(log_error):,} new points of validation pairs."

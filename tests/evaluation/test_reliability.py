@@ -50,6 +50,21 @@ def test_a_calibration_is_right_for_every_prediction_and_monotone() -> None:
     assert len(Calibration.fit(log_error[:5], distance[:5]).log_errors) == 1
 
 
+def test_a_calibration_of_two_ratios_is_right_in_between() -> None:
+    def drawn(ratio: float) -> tuple[np.ndarray, np.ndarray]:
+        log_error = RNG.uniform(-2, 2, 20_000)
+        return log_error, np.exp(log_error + 1.5 / ratio) * RNG.exponential(0.2, 20_000)
+
+    log_error, distance = np.concatenate([drawn(2.0), drawn(12.0)], axis=1)
+    fitted = Calibration.fit(log_error, distance, np.repeat([2.0, 12.0], 20_000))
+    for ratio, within in ((2.0, 90), (4.0, 90), (12.0, 90), (60.0, 92), (1.0, 66)):
+        log_error, distance = drawn(ratio)
+        found = reliability([(fitted.within(log_error, ratio), distance)])
+        assert found["within"] == pytest.approx(within, abs=1.5)
+    one = np.full(20_000, 2.0)
+    assert Calibration.fit(log_error, distance, one) == Calibration.fit(log_error, distance)
+
+
 def test_the_figures_are_those_of_the_new_points_of_a_cloud() -> None:
     source, new = plane(400), plane(1000, 0.5)
     uncertainty = np.append(np.zeros(400), np.repeat([0.1, 0.9], 500)).astype(np.float32)

@@ -80,7 +80,9 @@ def test_a_model_with_predicted_errors_is_calibrated_at_the_end(
     model = replace(SMALL, predict_error=True)
     training.train(options(pair_directory, tmp_path / "run", steps=2, model=model), accelerator)
     kept = Upsampler.from_pretrained(tmp_path / "run" / "model")
-    assert kept.calibration and (np.diff(kept.calibration.log_distances) >= 0).all()
+    found = kept.calibration
+    assert found and found.log_distances_at_2 and found.ratio == pytest.approx(3, abs=0.1)
+    assert (np.diff(found.log_distances) >= 0).all()
     log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
     assert re.search(r"Calibrated the uncertainty on [\d,]+ new points", log)
 

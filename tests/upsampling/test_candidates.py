@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from sheets import CPU, StoreMaker, sheet, small_model
 
-from pointup import upsample
+from pointup import Upsampler, upsample
 from pointup.errors import ModelError
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.executor import SingleProcess
-from pointup.upsampling.single_pass.candidates import make_candidates, near_groups
+from pointup.upsampling.single_pass.candidates import Candidates, make_candidates, near_groups
 from pointup.upsampling.store.point_store import build_store
 from pointup.upsampling.store.region import Region
+
+
+def candidates_of(
+    model: Upsampler, region: Region, core: np.ndarray, num_slots: np.ndarray, at_once: int = 300
+) -> Candidates:
+    lock = SingleProcess().barrier()
+    return make_candidates(model, region, core, num_slots, num_slots / 2, CPU, at_once, lock)
 
 
 @pytest.mark.parametrize("options", [{}, FOREST])
@@ -38,7 +45,7 @@ def test_candidates_of_blocks_are_those_of_the_whole_cloud(
         region = Region(store, block, block + 1)
         core = region.places(block)
         num_slots = np.full(len(core), slots)
-        found = make_candidates(model, region, core, num_slots, CPU, 300, SingleProcess().barrier())
+        found = candidates_of(model, region, core, num_slots)
         parent = region.rows["position"][core[found.parent]]
         first = int(store.block_ptr[block]) * slots
         expected = whole[first : first + len(parent)]
@@ -63,7 +70,7 @@ def test_quotas_follow_from_the_predicted_errors_of_the_candidates(make_store: S
     region = Region(store, 0, 1)
     core = region.places(0)
     num_slots = np.where(np.arange(len(core)) % 3 == 0, 4, 9)
-    found = make_candidates(model, region, core, num_slots, CPU, 300, SingleProcess().barrier())
+    found = candidates_of(model, region, core, num_slots)
     density = np.where(found.distance > 0, found.error.astype(np.float64) ** -2, 0.0)
     expected = np.log(np.bincount(found.parent, density) / num_slots)
     assert found.quota.std() > 0.1
@@ -77,7 +84,7 @@ def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -
     num_slots = np.tile([3, 0, 5], 100)
 
     def candidates(slots: np.ndarray) -> list[np.ndarray]:
-        found = make_candidates(model, region, core, slots, CPU, 100, SingleProcess().barrier())
+        found = candidates_of(model, region, core, slots, 100)
         return np.split(found.offset, np.cumsum(slots)[:-1])
 
     mixed, most = candidates(num_slots), candidates(np.full(300, 5))

@@ -79,6 +79,14 @@ def test_a_point_made_of_new_ones_adds_their_uncertainty_to_its_own() -> None:
     assert found == pytest.approx([middle / 2, middle * 1.25**0.5], rel=0.1)
 
 
+def test_it_depends_on_the_ratio_where_the_calibration_does() -> None:
+    model = model_with_errors(Calibration((0.0,), (0.0,), 8.0, (1.0,)))
+    two, four, eight = (
+        np.median(of_new(grid(24), model, ratio).attributes["uncertainty"]) for ratio in (2, 4, 8)
+    )
+    assert np.log([two / eight, four / eight]) == pytest.approx([1, 1 / 3], abs=1e-3)
+
+
 @pytest.mark.parametrize(
     "options",
     [pytest.param({}, marks=pytest.mark.slow), {"oversampling": 2.0}, {"originals": False}],

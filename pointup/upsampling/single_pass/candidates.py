@@ -110,12 +110,14 @@ def make_candidates(
     region: Region,
     core: np.ndarray,
     num_slots: np.ndarray,
+    ratio: np.ndarray,
     device: torch.device,
     children_per_call: int,
     device_lock: AbstractContextManager[object],
     is_first: bool = True,
 ) -> Candidates:
-    """Children of the points at places `core` of the region, `num_slots` (C,) of each.
+    """Children of the points at places `core` of the region, `num_slots` (C,) of each, to become
+    `ratio` (C,) points.
 
     The points are in the order of the store. The model runs while `device_lock` is held, with at
     most `children_per_call` children at a time. The largest distance of children to a point is
@@ -127,7 +129,7 @@ def make_candidates(
     if len(groups) > 1:
         limits = device, children_per_call, device_lock, is_first
         parts = [
-            make_candidates(model, region, core[group], num_slots[group], *limits)
+            make_candidates(model, region, core[group], num_slots[group], ratio[group], *limits)
             for group in groups
         ]
         return Candidates.joined(parts)
@@ -157,7 +159,8 @@ def make_candidates(
     spacing, reach, quota = (values[place] for values in of_parents)
     uncertainty = np.zeros_like(spread)
     if model.calibration:
-        uncertainty = model.calibration.within(log_error[back]) * spacing.repeat(num_slots)
+        within = model.calibration.within(log_error[back], ratio.repeat(num_slots))
+        uncertainty = within * spacing.repeat(num_slots)
         if not is_first:
             # A child of a new point is off by the error of this point and by its own.
             of_parents = region.rows["attributes"][UNCERTAINTY][core].repeat(num_slots)

@@ -133,11 +133,13 @@ class UpsamplingPass:
                 *(self._target_counts.ratios(block) for block in blocks), strict=True
             )
             core = np.concatenate([region.places(block) for block in blocks])
+            of_core = np.concatenate(ratios)
             candidates = make_candidates(
                 self.model,
                 region,
                 core,
-                self._target_counts.num_slots(np.concatenate(ratios)),
+                self._target_counts.num_slots(of_core),
+                of_core,
                 self.device,
                 self._children_per_call,
                 self._device_lock,
