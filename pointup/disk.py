@@ -6,10 +6,12 @@ import json
 import os
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -25,6 +27,7 @@ LARGEST_EXPANSION = 100
 ALWAYS_READ = 256 * 2**20
 """Bytes that are read whatever the expansion."""
 
+_TEMPORARY, _SECONDS_TO_LOCK = "pointup_", 60.0
 # Longest name in bytes beside which the rest of a temporary name fits into the 255 of file systems.
 _LONGEST_NAME = 230
 
@@ -174,6 +177,26 @@ def acquire_lock(path: Path, refusal: str = "") -> AbstractContextManager[object
         return FileLock(path).acquire(blocking=not refusal)
     except Timeout:
         raise FileError(refusal) from None
+
+
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """Yield an empty directory for temporary files, and delete it at the end.
+
+    It is locked meanwhile: those of processes that were killed are deleted by the next call.
+    """
+    with TemporaryDirectory(prefix=_TEMPORARY) as name:
+        directory = Path(name)
+        for lock in directory.parent.glob(f"{_TEMPORARY}*/lock"):
+            left = lock.parent
+            with suppress(OSError, FileError):
+                # Not those of other users, and none that is about to be locked.
+                is_own = left.lstat().st_uid == directory.stat().st_uid
+                if is_own and time.time() - lock.lstat().st_mtime > _SECONDS_TO_LOCK:
+                    with acquire_lock(lock, "in use"):
+                        shutil.rmtree(left)
+        with acquire_lock(directory / "lock"):
+            yield directory
 
 
 def checksum(path: Path) -> int:

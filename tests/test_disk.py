@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from pointup.disk import (
     checksum,
     read_json,
     replace_directory,
+    temporary_directory,
     write_text,
     written_whole,
 )
@@ -129,3 +134,39 @@ def test_a_file_without_valid_entries_is_an_error_that_names_it(
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(FileError, match=r"a\.json: .*copy it again"):
         read_json(tmp_path / "a.json")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from pointup.disk import temporary_directory
+
+with temporary_directory() as directory:
+    (directory / "points").touch()
+    print(directory, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_temporary_directories_of_killed_processes_are_deleted_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    foreign = tmp_path / "pointup_notes"
+    foreign.mkdir()
+    at_work, killed = (
+        subprocess.Popen([sys.executable, "-c", HOLD], stdin=-1, stdout=-1, text=True)
+        for _ in range(2)
+    )
+    with at_work, killed:
+        held, left = (Path(p.stdout.readline().strip()) for p in (at_work, killed))  # type: ignore[union-attr]
+        killed.kill()
+        killed.wait()
+        for lock in tmp_path.glob("*/lock"):
+            os.utime(lock, (0, 0))
+        with temporary_directory() as own:
+            assert set(tmp_path.iterdir()) == {foreign, held, own}
+        assert (held / "points").exists() and not left.exists()
+        at_work.communicate("")
+    assert list(tmp_path.iterdir()) == [foreign]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from pointup.benchmark.training_step import (
 from pointup.datasets.batch import collate, make_loader, move, num_tokens
 from pointup.datasets.pair_dataset import Pair, PairDataset, open_samples, write_pairs
 from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.disk import temporary_directory
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import sizes_from_ptr
 from pointup.geometry.thinning import farthest_point_sample
@@ -93,9 +92,9 @@ def measure_reading(effort: Effort) -> Iterator[Row]:
     target = sheet(round(RATIO * PAIR_SOURCE), 1).numpy()
     num_pairs = QUICK_PAIRS if effort.quick else PAIRS
     pairs = (Pair(f"sheet {number}", source, target) for number in range(num_pairs))
-    with TemporaryDirectory(prefix="pointup_") as directory:
-        write_pairs(pairs, [], Path(directory) / "pairs", {})
-        samples = open_samples(Path(directory) / "pairs", "train")
+    with temporary_directory() as directory:
+        write_pairs(pairs, [], directory / "pairs", {})
+        samples = open_samples(directory / "pairs", "train")
         plain, augmented = PairDataset(samples), PairDataset(samples, augment=True)
         sampler = TokenBudgetBatchSampler(plain.sizes, READING_BUDGET)
         loader = make_loader(augmented, sampler, 1, 60.0)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from pointup.disk import temporary_directory
 from pointup.errors import ConfigError, FileError, ModelError
 from pointup.option_help import optional
 
@@ -42,15 +43,13 @@ class Push:
     """Largest number of validation pairs of a run that are measured to choose the picture's."""
 
     def run(self) -> int:
-        from tempfile import TemporaryDirectory
-
         self._check()
         if self.dry_run is not None:
             self._write(self.dry_run)
             print(f"{self.dry_run}: {_listed(self.dry_run)}; nothing was uploaded")
             return 0
-        with TemporaryDirectory() as parent:
-            folder = Path(parent) / "model"
+        with temporary_directory() as parent:
+            folder = parent / "model"
             self._write(folder)
             print(f"uploading {_listed(folder)}")
             url = upload(folder, self.repo, self.private)

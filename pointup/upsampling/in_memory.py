@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from pointup.disk import temporary_directory
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.io.cloud import (
     LAS_EXTENSIONS,
@@ -146,11 +146,11 @@ def upsample(
         raise DataError("points: has 0 points; at least 2 are needed, leave it out")
     check_positions(cloud.positions, "points")
     check_magnitudes(cloud.positions, "points")
-    with TemporaryDirectory(prefix="pointup_") as directory:
+    with temporary_directory() as directory:
         try:
             store = build_survey_store(
                 [[cloud]],
-                Path(directory),
+                directory,
                 takes_part=point_filter,
                 upright=options.is_upright(loaded.config),
             )
