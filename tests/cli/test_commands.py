@@ -96,7 +96,7 @@ def test_a_configuration_of_the_user_needs_no_option(
     ("made_by", "ratio", "preset", "length"),
     [
         ("prepare pairs", 5.0, "airborne_to_drone", "100 steps from the included model forest"),
-        ("prepare pairs", 1.5, "similar_density", "100 steps from the included model lidar"),
+        ("prepare pairs", 1.5, "similar_density", "100 steps from the included model forest"),
         ("prepare passes", 12.0, "airborne_to_drone", "100 steps from the included model forest"),
         ("prepare scenes", 2.0, "forest_scenes", "2,000 steps from random weights"),
         ("prepare meshes", 4.0, "shapes_4x", "7,000 steps from random weights"),
