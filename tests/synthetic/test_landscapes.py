@@ -144,9 +144,9 @@ def test_the_noise_has_the_stated_standard_deviation(rng) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    # Of the forests two.
+    # Of the forests one.
     [
-        pytest.param(kind, marks=pytest.mark.slow if number in range(1, 4) else ())
+        pytest.param(kind, marks=pytest.mark.slow if number in range(1, 5) else ())
         for number, kind in enumerate(KINDS)
     ],
 )
