@@ -8,7 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import laspy
 import numpy as np
@@ -24,10 +26,10 @@ from pointup.datasets.regions import is_held_out
 WIDTH = 50.0
 
 
-@pytest.fixture(autouse=True)
-def small_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regions, "LARGE_BYTES", 0)
-    monkeypatch.setattr(regions, "POINTS_PER_REGION", 1500)
+@pytest.fixture(autouse=True, scope="module")
+def small_regions() -> Iterator[None]:
+    with mock.patch.multiple(regions, LARGE_BYTES=0, POINTS_PER_REGION=1500):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +57,11 @@ def thin(surveys: Path, output: Path, *more: object) -> int:
     return main([str(word) for word in words])
 
 
-@pytest.fixture
-def undisturbed(surveys: Path, tmp_path: Path) -> Path:
-    assert prepare(surveys, tmp_path / "undisturbed") == 0
-    return tmp_path / "undisturbed"
+@pytest.fixture(scope="module")
+def undisturbed(surveys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "undisturbed"
+    assert prepare(surveys, folder) == 0
+    return folder
 
 
 def same_files(one: Path, other: Path) -> bool:
@@ -94,7 +97,9 @@ def test_each_tile_is_a_pair_once_and_no_training_point_is_near_validation(
         assert np.hypot(*beside.T).min() >= 2.5 - 1e-3
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_a_dense_plot_of_few_blocks_has_validation_pairs(seed: int, tmp_path: Path) -> None:
     corner = np.array([500_003.0, 4_000_007.0, 0.0])
     plot = corner + np.random.default_rng(0).random((20_000, 3)) * [50, 50, 2]

@@ -27,7 +27,7 @@ def surveys(tmp_path: Path) -> Path:
     """`dense.xyz`, and of its points `sparse.xyz` (every fourth), `half.xyz` (in the west) and
     `raised.xyz` (0.2 m higher)."""
     rng = np.random.default_rng(1)
-    dense = rng.uniform(0, [12, 8, 3], (1600, 3)) + np.array([5e5, 4e6, 100])
+    dense = rng.uniform(0, [12, 8, 3], (1200, 3)) + np.array([5e5, 4e6, 100])
     np.savetxt(tmp_path / "dense.xyz", dense, fmt="%.3f")
     np.savetxt(tmp_path / "sparse.xyz", dense[::4], fmt="%.3f")
     np.savetxt(tmp_path / "half.xyz", dense[dense[:, 0] < 5e5 + 6])

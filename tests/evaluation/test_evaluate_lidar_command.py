@@ -129,9 +129,9 @@ def test_a_survey_compared_with_itself_has_figures_and_no_shares(
 
 def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys: Path) -> None:
     rng = np.random.default_rng(0)
-    points = np.column_stack([20 * rng.random((4000, 2)), np.zeros(4000)]).round(6)
+    points = np.column_stack([20 * rng.random((1600, 2)), np.zeros(1600)]).round(6)
     # Four times as dense on the left.
-    points = points[(points[:, 0] < 10) | (rng.random(4000) < 0.25)]
+    points = points[(points[:, 0] < 10) | (rng.random(1600) < 0.25)]
     path = surveys / "two_densities.xyz"
     np.savetxt(path, points, fmt="%.6f")
     assert not evaluate(
