@@ -53,7 +53,7 @@ def needs_device(test: Callable[..., None]) -> Callable[..., None]:
     return test if IS_INTERPRETED else pytest.mark.gpu(test)
 
 
-few = settings(deadline=None, max_examples=6 if IS_INTERPRETED else 60)
+few = settings(deadline=None, max_examples=3 if IS_INTERPRETED else 60)
 # On a GPU they are fast.
 long = pytest.mark.slow if IS_INTERPRETED else pytest.mark.skipif(False, reason="")
 
@@ -125,7 +125,7 @@ SIZES = [(20, 110), (0, 3), (1, 1), (10, 0), (3, 70), (0, 0), (8, 20)]
 
 
 @needs_device
-@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("offset", [pytest.param(0.0, marks=long), 1000.0])
 def test_nearest_of_ragged_clouds_of_several_blocks(offset: float) -> None:
     sets = ragged(SIZES, offset=offset)
     expect_nearest(sets, *nearest(*sets))
@@ -190,7 +190,7 @@ def test_knn_puts_each_point_first_even_among_duplicates() -> None:
 
 
 @needs_device
-@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("k", [pytest.param(1, marks=long), 4])
 def test_float64_neighbours_at_map_coordinates_keep_their_precision(k: int) -> None:
     pos, ptr, _, _ = ragged([(40, 0), (20, 0)])
     pos = pos.double()

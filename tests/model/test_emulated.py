@@ -41,13 +41,18 @@ CPU = torch.device("cpu")
 if IS_EMULATED:
     from emulated_device import DEVICE, emulated, like_mps, recorded_waits
 
+slow = pytest.mark.slow
 needs_device = pytest.mark.skipif(not IS_EMULATED, reason="runs in a separate process")
 
 
 @pytest.mark.skipif(IS_EMULATED, reason="runs in this process")
-def test_training_and_upsampling_on_the_emulated_device() -> None:
+@pytest.mark.parametrize(
+    "selected", ["not slow", pytest.param("slow", marks=pytest.mark.slow)], ids=["core", "rest"]
+)
+def test_training_and_upsampling_on_the_emulated_device(selected: str) -> None:
+    options = ["-x", "-n", "0", "-p", "no:cacheprovider", "-m", selected]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", __file__],
+        [sys.executable, "-m", "pytest", *options, __file__],
         capture_output=True,
         text=True,
         timeout=600,
@@ -96,8 +101,17 @@ def step(
     ("options", "loss", "recompute", "ratio", "normals"),
     [
         ({}, LossConfig(repulsion=0.1, coverage=0.1), True, None, True),
-        ({}, LossConfig(chamfer="density-aware", trim=0.1), False, 2.5, True),
-        ({}, LossConfig(chamfer="squared", density=0.0, output_to_plane=0.3), None, None, False),
+        pytest.param(
+            {}, LossConfig(chamfer="density-aware", trim=0.1), False, 2.5, True, marks=slow
+        ),
+        pytest.param(
+            {},
+            LossConfig(chamfer="squared", density=0.0, output_to_plane=0.3),
+            None,
+            None,
+            False,
+            marks=slow,
+        ),
         (FOREST | {"reach": 4.0}, LossConfig(unit="cloud", error=0.2), None, None, True),
     ],
 )
@@ -143,6 +157,7 @@ def test_without_float64_a_step_has_the_losses_of_the_cpu_and_pairs_are_measured
 
 
 @needs_device
+@slow
 def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([rng.random((600, 2)), np.zeros(600)]) + np.array([5e5, 4e6, 0])
