@@ -115,7 +115,9 @@ def calibrated_once() -> Iterator[None]:
 
     def calibrate(model: Any, layers: Any) -> None:
         weights = model.state_dict()
-        key = str(model), *(weight.numpy(force=True).tobytes() for weight in weights.values())
+        # The shapes of equal bytes follow from the options.
+        stored = (weight.numpy(force=True).tobytes() for weight in weights.values())
+        key = f"{model}{model.config}", *stored
         if key not in known:
             real(model, layers)
             known[key] = {name: weight.clone() for name, weight in weights.items()}
