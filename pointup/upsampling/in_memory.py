@@ -244,10 +244,13 @@ def has_heights(source: Path | None, config: ModelConfig) -> bool:
 
 
 def load_model(model: Upsampler | str | Path, device: torch.device) -> Upsampler:
-    """The model on `device`, in evaluation mode: a copy, or loaded by `Upsampler.from_pretrained`.
+    """The model on `device`, in evaluation mode: itself if it is so already, a copy, or loaded by
+    `Upsampler.from_pretrained`.
 
     Raises ModelError if the model can't be loaded.
     """
-    if isinstance(model, Upsampler):
-        return deepcopy(model).eval().to(device)
-    return Upsampler.from_pretrained(model).eval().to(device)
+    if not isinstance(model, Upsampler):
+        return Upsampler.from_pretrained(model).eval().to(device)
+    is_ready = all(weights.device == device for weights in model.parameters())
+    is_ready &= not any(module.training for module in model.modules())
+    return model if is_ready else deepcopy(model).eval().to(device)
