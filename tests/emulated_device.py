@@ -244,8 +244,6 @@ def _answered(wrapper: Callable[..., Any], search: Callable[..., Any]) -> Callab
 @contextlib.contextmanager
 def emulated() -> Iterator[None]:
     """In this context the kernels are emulated, and copies to the device need not be complete."""
-    from triton.runtime.jit import JITFunction
-
     from pointup.geometry import kernels, neighbors, packed, thinning
     from pointup.geometry.kernels import insertion, knn
     from pointup.geometry.thinning import sample_by_spacing
@@ -265,7 +263,7 @@ def emulated() -> Iterator[None]:
         # Inference tensors can't be wrapped.
         (candidates, "_run", torch.no_grad()(candidates._run.__wrapped__)),
         (torch.accelerator, "synchronize", lambda device=None: note_wait("synchronize")),
-        (JITFunction, "__getitem__", _launch_nothing),
+        (type(knn.knn_kernel), "__getitem__", _launch_nothing),
         (packed, "COPIED_AHEAD", ("gpu",)),
         (kernels, "take", take),
         (knn, "knn_search", _answered(knn.knn_search, search_own_first)),

@@ -63,20 +63,24 @@ long = pytest.mark.slow if IS_INTERPRETED else pytest.mark.skipif(False, reason=
 @pytest.mark.parametrize(
     "selected", ["not slow", pytest.param("slow", marks=pytest.mark.slow)], ids=["core", "rest"]
 )
-def test_kernels_fulfil_the_contract_in_the_interpreter(selected: str) -> None:
+def test_kernels_in_the_interpreter_and_training_on_an_emulated_device(selected: str) -> None:
+    """In one process, whose start takes as long as half of the tests."""
     import triton
 
     version = tuple(int(number) for number in triton.__version__.split(".")[:2])
     if version < (3, 8) and np.__version__ >= "2.4":
         pytest.skip(f"the interpreter of triton {triton.__version__} doesn't support numpy 2.4")
-    files = [Path(__file__), Path(__file__).with_name("test_kernels_trial.py")]
+    emulated = Path(__file__).parents[1] / "model" / "test_emulated.py"
+    files = [Path(__file__), Path(__file__).with_name("test_kernels_trial.py"), emulated]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", selected, *files],
         capture_output=True,
         text=True,
         timeout=600,
         # The interpreter works on numpy arrays, most of them tiny.
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ
+        | dict.fromkeys(["TRITON_INTERPRET", "POINTUP_TESTS_EMULATED"], "1")
+        | {"CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout + done.stderr
 

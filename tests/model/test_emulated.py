@@ -1,14 +1,12 @@
 """GPU behaviour tested without a GPU: places of values, waits for the device, gradients.
 
-The tests run in a separate process, because torch registers the emulated device as an accelerator.
+The tests run in a separate process, which tests/geometry/test_kernels.py starts, because torch
+registers the emulated device as an accelerator.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,22 +41,6 @@ if IS_EMULATED:
 
 slow = pytest.mark.slow
 needs_device = pytest.mark.skipif(not IS_EMULATED, reason="runs in a separate process")
-
-
-@pytest.mark.skipif(IS_EMULATED, reason="runs in this process")
-@pytest.mark.parametrize(
-    "selected", ["not slow", pytest.param("slow", marks=pytest.mark.slow)], ids=["core", "rest"]
-)
-def test_training_and_upsampling_on_the_emulated_device(selected: str) -> None:
-    options = ["-x", "-n", "0", "-p", "no:cacheprovider", "-m", selected]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, __file__],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "POINTUP_TESTS_EMULATED": "1"},
-    )
-    assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout + done.stderr
 
 
 @pytest.fixture(autouse=True)
