@@ -180,8 +180,8 @@ def _with_geo_keys(factors: list[float], header: LasHeader) -> list[float]:
     if vertical is not None:
         return [*factors, vertical]
     with suppress(CRSError):
-        system = CRS.from_epsg(keys.get(_VERTICAL, 0))
-        if system.is_vertical:
+        system = CRS.from_epsg(keys[_VERTICAL]) if _VERTICAL in keys else None
+        if system and system.is_vertical:
             return [*factors, *(axis.unit_conversion_factor for axis in system.axis_info)]
     return factors
 
