@@ -204,11 +204,11 @@ def test_patience_ends_a_run_with_a_logged_step_and_more_patience_lets_it_go_on(
         assert latest == f"step_{expected[-1]}"
 
 
-def test_thirty_steps_beat_the_baseline_without_a_network(
+def test_twenty_steps_beat_the_baseline_without_a_network(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     config = options(
-        pair_directory, tmp_path / "run", steps=30, eval_every=30, save_every=30, warmup_steps=5,
+        pair_directory, tmp_path / "run", steps=20, eval_every=20, save_every=20, warmup_steps=3,
         augment=False, learning_rate=5e-3,
     )  # fmt: skip
     training.train(config, accelerator)

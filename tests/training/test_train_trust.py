@@ -211,10 +211,10 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     # Some steps overflow first, then steps are taken.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**95)
     monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e10)
-    fine = options(pair_directory, tmp_path / "fine", steps=12, eval_every=12, num_pictures=0)
+    fine = options(pair_directory, tmp_path / "fine", steps=8, eval_every=8, num_pictures=0)
     training.train(fine, accelerator)
-    state = json.loads((tmp_path / "fine" / "checkpoints" / "step_12" / "state.json").read_text())
-    assert 0 < state["skipped"] < 12
+    state = json.loads((tmp_path / "fine" / "checkpoints" / "step_8" / "state.json").read_text())
+    assert 0 < state["skipped"] < 8
 
 
 def test_a_dataset_truncated_during_a_run_is_named(
