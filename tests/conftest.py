@@ -146,7 +146,7 @@ def small_panels() -> Iterator[None]:
 
 
 @pytest.fixture
-def small_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_bench(monkeypatch) -> None:
     """Sizes with which every section of the benchmark takes about a second."""
     from pointup.benchmark import section, sections
 
@@ -185,7 +185,7 @@ def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator
 
 
 @pytest.fixture(scope="session")
-def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pair_directory(tmp_path_factory) -> Path:
     """A dataset of 40 + 3 small pairs, of sizes from 20 to 120 and ratios from 2 to 4."""
     from pointup.datasets.pair_writer import write_pairs
 
@@ -202,7 +202,7 @@ def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(pair_directory, tmp_path_factory) -> Path:
     """The undisturbed run of one process, with which disturbed runs are compared.
 
     It runs once for all test processes.
@@ -221,7 +221,7 @@ def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def accelerator(tmp_path: Path) -> Any:
+def accelerator(tmp_path) -> Any:
     from runs import TrainConfig, training
 
     return training.make_accelerator(TrainConfig(output_dir=tmp_path))
@@ -269,7 +269,7 @@ def launch() -> Callable[..., Run]:
 
 
 @pytest.fixture
-def start(pair_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def start(pair_directory, capfd) -> Callable[..., Any]:
     """Run train.py for two steps in this process; returns its status and stderr."""
     from starts import start_in_process
 
@@ -283,7 +283,7 @@ def start(pair_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[.
 
 
 @pytest.fixture(scope="session")
-def saved_run(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_run(pair_directory, tmp_path_factory) -> Path:
     """A finished run of two steps, both saved as checkpoints."""
     from starts import start_in_process
 
@@ -293,13 +293,13 @@ def saved_run(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def run(saved_run: Path, tmp_path: Path) -> Path:
+def run(saved_run, tmp_path) -> Path:
     """A copy of `saved_run` that tests can damage."""
     return Path(shutil.copytree(saved_run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
-def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_directory(tmp_path_factory) -> Path:
     """A small model that moves the children, like a trained model."""
     from sheets import small_model
 
@@ -309,7 +309,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(model_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def command(model_directory, capfd) -> Callable[..., Any]:
     """Run `pointup upsample` with the small model, in this process."""
     from typed import Result
 
@@ -323,7 +323,7 @@ def command(model_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callabl
 
 
 @pytest.fixture
-def make_store(tmp_path: Path) -> Callable[..., Any]:
+def make_store(tmp_path) -> Callable[..., Any]:
     """Makes a store of positions, read in chunks and cut into small blocks."""
     from sheets import in_chunks
 

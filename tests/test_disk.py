@@ -27,7 +27,7 @@ from pointup.geometry.surfaces import Surface
 from pointup.io.files import read_points
 
 
-def test_a_file_appears_when_it_is_complete_and_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_file_appears_when_it_is_complete_and_replaces_the_old_one(tmp_path):
     path = tmp_path / "a.txt"
     for text in ("old", "new"):
         with written_whole(path, flushed=True) as part:
@@ -38,7 +38,7 @@ def test_a_file_appears_when_it_is_complete_and_replaces_the_old_one(tmp_path: P
 
 
 @pytest.mark.parametrize("is_directory", [False, True])
-def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path: Path, is_directory) -> None:
+def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path, is_directory):
     path = tmp_path / "a"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt), written_whole(path) as part:
@@ -51,7 +51,7 @@ def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path: Path, is_dire
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_directory_replaces_an_empty_one_and_a_full_one_only_when_asked(tmp_path: Path) -> None:
+def test_a_directory_replaces_an_empty_one_and_a_full_one_only_when_asked(tmp_path):
     path, new = tmp_path / "a", tmp_path / "new"
 
     def write(text: str) -> None:
@@ -69,7 +69,7 @@ def test_a_directory_replaces_an_empty_one_and_a_full_one_only_when_asked(tmp_pa
     assert list(tmp_path.rglob("*")) == [path]
 
 
-def test_a_sole_writer_deletes_what_a_killed_process_left(tmp_path: Path) -> None:
+def test_a_sole_writer_deletes_what_a_killed_process_left(tmp_path):
     path, names = tmp_path / "a", []
     for _ in range(2):
         with written_whole(path, is_sole_writer=True) as part:
@@ -81,7 +81,7 @@ def test_a_sole_writer_deletes_what_a_killed_process_left(tmp_path: Path) -> Non
     assert names[0] == names[1]
 
 
-def test_the_target_of_a_symbolic_link_is_replaced(tmp_path: Path) -> None:
+def test_the_target_of_a_symbolic_link_is_replaced(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     write_text(tmp_path / "link", "text")
     assert (tmp_path / "target").read_text() == "text" and (tmp_path / "link").is_symlink()
@@ -90,7 +90,7 @@ def test_the_target_of_a_symbolic_link_is_replaced(tmp_path: Path) -> None:
         write_text(tmp_path / "loop", "text")
 
 
-def test_a_lock_that_is_held_is_refused(tmp_path: Path) -> None:
+def test_a_lock_that_is_held_is_refused(tmp_path):
     with (
         acquire_lock(tmp_path / "lock"),
         pytest.raises(FileError, match="taken"),
@@ -101,23 +101,21 @@ def test_a_lock_that_is_held_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_the_checksum_is_that_of_the_content(tmp_path: Path) -> None:
+def test_the_checksum_is_that_of_the_content(tmp_path):
     content = bytes(range(256)) * 5000
     (tmp_path / "a").write_bytes(content)
     assert checksum(tmp_path / "a") == zlib.crc32(content)
 
 
 @pytest.mark.parametrize("length", [5, 230, 231, 255])
-def test_names_up_to_the_limit_of_file_systems_are_written(length: int, tmp_path: Path) -> None:
+def test_names_up_to_the_limit_of_file_systems_are_written(length, tmp_path):
     path = tmp_path / ("n" * length)
     write_text(path, "text")
     assert path.read_text() == "text"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_expands_too_far_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_expands_too_far_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("pointup.disk.ALWAYS_READ", 10**6)
     np.savez_compressed(tmp_path / "a.npz", positions=np.zeros((10**6, 3)))
     np.savez_compressed(tmp_path / "b.npz", vertices=np.zeros((10**6, 3)), faces=[[0, 1, 2]])
@@ -127,9 +125,7 @@ def test_a_file_that_expands_too_far_is_refused(
 
 
 @pytest.mark.parametrize("content", [b'{"a": ', b"[1]", b"\xff\xfe{", b"[" * 100_000])
-def test_a_file_without_valid_entries_is_an_error_that_names_it(
-    content: bytes, tmp_path: Path
-) -> None:
+def test_a_file_without_valid_entries_is_an_error_that_names_it(content, tmp_path):
     assert read_json(tmp_path / "a.json") == {}
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(FileError, match=r"a\.json: .*copy it again"):
@@ -149,8 +145,8 @@ with temporary_directory() as directory:
 
 
 def test_temporary_directories_of_killed_processes_are_deleted_by_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     foreign = tmp_path / "pointup_notes"

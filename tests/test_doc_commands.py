@@ -50,7 +50,7 @@ def survey(width: float, depth: float, density: float, seed: int) -> PointCloud:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """The files that the pages name, made small."""
     rng = np.random.default_rng(0)
     for name in ("tiles", "dense", "scans", "meshes"):
@@ -91,7 +91,7 @@ def shortened(line: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_the_page_run(page: Path, folder: Path) -> None:
+def test_commands_of_the_page_run(page, folder):
     lines = runnable(page)
     assert lines or page.stem == "clusters"
     prepared = " ".join(lines)

@@ -89,7 +89,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
-def test_shell_commands_parse() -> None:
+def test_shell_commands_parse():
     wrong = []
     for page in PAGES:
         script = "\n".join(blocks(page, "bash"))
@@ -99,7 +99,7 @@ def test_shell_commands_parse() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_command_and_its_options_are_there() -> None:
+def test_every_command_and_its_options_are_there():
     wrong = [
         f"{name_of(page)}: pointup {shlex.join([command, *words])}"
         for page in PAGES
@@ -109,7 +109,7 @@ def test_every_command_and_its_options_are_there() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_launch_configurations_are_there_and_gpus_get_as_many_tokens_as_fit() -> None:
+def test_launch_configurations_are_there_and_gpus_get_as_many_tokens_as_fit():
     wrong = []
     for page in PAGES:
         for line in command_lines(page):
@@ -124,13 +124,13 @@ def test_launch_configurations_are_there_and_gpus_get_as_many_tokens_as_fit() ->
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_documentation_can_be_read_to_its_end() -> None:
+def test_the_documentation_can_be_read_to_its_end():
     words = {name_of(page): len(page.read_text().split()) for page in [README, *SITE]}
     listed = "\n".join(f"{count:6,} {name}" for name, count in words.items())
     assert sum(words.values()) <= MOST_WORDS, f"{sum(words.values())} words:\n{listed}"
 
 
-def test_the_readme_is_short_and_has_the_two_commands_that_a_newcomer_runs_first() -> None:
+def test_the_readme_is_short_and_has_the_two_commands_that_a_newcomer_runs_first():
     assert len(README.read_text().splitlines()) < 130
     assert 'pip install -e ".[test]" && pytest\n' in README.read_text()
     main = "accelerate launch --config_file accelerate_configs/cpu.yaml train.py"
@@ -138,13 +138,13 @@ def test_the_readme_is_short_and_has_the_two_commands_that_a_newcomer_runs_first
     assert "accelerate_configs/cpu.yaml" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_job_script_is_there() -> None:
+def test_the_job_script_is_there():
     (script,) = [block for block in blocks(CLUSTERS, "bash") if "#SBATCH" in block]
     assert script.startswith("#!/bin/bash\n")
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not there")
-def test_the_systemd_unit_is_valid(tmp_path: Path) -> None:
+def test_the_systemd_unit_is_valid(tmp_path):
     (unit,) = blocks(CLUSTERS, "ini")
     path = tmp_path / "pointup.service"
     path.write_text(unit)
@@ -157,7 +157,7 @@ def test_the_systemd_unit_is_valid(tmp_path: Path) -> None:
     assert checked.returncode == 0 and not checked.stderr, checked.stderr
 
 
-def test_links_lead_to_files_and_headings() -> None:
+def test_links_lead_to_files_and_headings():
     wrong = []
     for page in PAGES:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -170,7 +170,7 @@ def test_links_lead_to_files_and_headings() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_named_files_are_there() -> None:
+def test_named_files_are_there():
     pattern = r"(?<![\w./-])((?:pointup|tests|docs|accelerate_configs)/[\w./*-]*)"
     wrong = [
         f"{name_of(page)}: {name}"
@@ -197,7 +197,7 @@ def is_importable(name: str) -> bool:
     return False
 
 
-def test_named_modules_and_their_members_are_there() -> None:
+def test_named_modules_and_their_members_are_there():
     pattern = r"(?:`|::: |import |from )(?!pointup\.(?:json|service))(pointup(?:\.\w+)+)"
     wrong = [
         f"{name_of(page)}: {name}"
@@ -213,9 +213,7 @@ def test_named_modules_and_their_members_are_there() -> None:
     [(page, block) for page in PAGES for block in blocks(page, "python")],
     ids=lambda value: getattr(value, "stem", ""),
 )
-def test_examples_print_what_their_comments_say(
-    page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_print_what_their_comments_say(page, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     expected = re.findall(r"^print\(.*?\)\s+# (.*)$", code, re.MULTILINE)
     with redirect_stdout(io.StringIO()) as printed:
@@ -223,7 +221,7 @@ def test_examples_print_what_their_comments_say(
     assert printed.getvalue().splitlines() == expected
 
 
-def test_the_conda_recipe_needs_what_the_wheel_needs() -> None:
+def test_the_conda_recipe_needs_what_the_wheel_needs():
     renamed = {
         "pytorch": "torch",
         "pytorch_geometric": "torch_geometric",

@@ -63,7 +63,7 @@ def subroom(path: Path) -> str:
     return ".".join(parts if len(parts) <= 2 else parts[:-1])
 
 
-def test_imports_between_rooms_point_one_way() -> None:
+def test_imports_between_rooms_point_one_way():
     offenders = []
     for path in MODULES:
         if path.parent == ROOT / "pointup" and path.stem in ("__init__", "__main__"):
@@ -77,7 +77,7 @@ def test_imports_between_rooms_point_one_way() -> None:
     assert not offenders, "\n".join(offenders)
 
 
-def test_imports_between_subrooms_have_no_cycle() -> None:
+def test_imports_between_subrooms_have_no_cycle():
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
     imports: dict[str, set[str]] = {}
     for path in MODULES:
@@ -91,13 +91,13 @@ def test_imports_between_subrooms_have_no_cycle() -> None:
         pytest.fail(f"import cycle: {' <- '.join(error.args[1])}")
 
 
-def test_only_commands_and_training_import_accelerate() -> None:
+def test_only_commands_and_training_import_accelerate():
     for path in MODULES:
         imports = any(name.split(".")[0] == "accelerate" for name in imported_names(path))
         assert not imports or room(path) in ("cli", "training"), path
 
 
-def test_datasets_files_and_geometry_import_no_networks() -> None:
+def test_datasets_files_and_geometry_import_no_networks():
     for path in MODULES:
         if room(path) in ("datasets", "geometry", "io", "synthetic"):
             assert not any(name.startswith("torch.nn") for name in imported_names(path)), path
@@ -111,7 +111,7 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def test_the_package_has_the_public_names_and_imports_nothing_heavy_for_help() -> None:
+def test_the_package_has_the_public_names_and_imports_nothing_heavy_for_help():
     code = """
 import sys
 import pointup
@@ -131,7 +131,7 @@ print("MODULES", *sys.modules)
     assert not HEAVY & set(printed.split("MODULES")[1].split())
 
 
-def test_help_takes_less_than_a_second() -> None:
+def test_help_takes_less_than_a_second():
     seconds: list[float] = []
     # Again where the first ones were slow: files may not be in memory yet.
     while len(seconds) < 3 and not any(taken < 1.0 for taken in seconds):
@@ -154,13 +154,13 @@ sys.modules.update(dict.fromkeys(["fcntl", "grp", "pwd", "resource"]))
 """
 
 
-def test_upsampling_imports_nothing_of_training_or_of_unix() -> None:
+def test_upsampling_imports_nothing_of_training_or_of_unix():
     upsampling = "import pointup.cli.upsample.written_files, pointup.cli.view; print(*sys.modules)"
     loaded = run_python(WITHOUT_UNIX + upsampling).split()
     assert not {"torch_geometric", "datasets", "tensorboard"} & set(loaded)
 
 
-def test_no_name_stands_for_several_things() -> None:
+def test_no_name_stands_for_several_things():
     modules = Counter(path.stem for path in MODULES if path.stem != "__init__")
     classes = Counter(
         node.name
@@ -173,7 +173,7 @@ def test_no_name_stands_for_several_things() -> None:
     assert [name for name, number in classes.items() if number > 1] == []
 
 
-def test_training_imports_no_upsampling_no_formats_of_surveys_and_no_pictures() -> None:
+def test_training_imports_no_upsampling_no_formats_of_surveys_and_no_pictures():
     code = """
 import sys, train
 print(*sys.modules)
@@ -194,7 +194,7 @@ import pointup.cli.evaluate.pairs, pointup.cli.dataset_statistics
     assert not forbidden & set(loaded)
 
 
-def test_the_picture_of_the_rooms_is_the_one_that_the_script_draws() -> None:
+def test_the_picture_of_the_rooms_is_the_one_that_the_script_draws():
     pictures = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
     drawn = pictures["rooms_picture"]()
     assert (ROOT / "docs" / "rooms.svg").read_text() == drawn

@@ -28,7 +28,7 @@ def cells(path: Path) -> list[dict[str, Any]]:
 
 
 @of_each
-def test_a_notebook_has_outputs_that_are_small_and_of_no_machine(path: Path) -> None:
+def test_a_notebook_has_outputs_that_are_small_and_of_no_machine(path):
     assert path.stat().st_size < LARGEST
     code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
     assert code and all(cell["execution_count"] for cell in code), "run docs/run_notebooks.py"
@@ -38,7 +38,7 @@ def test_a_notebook_has_outputs_that_are_small_and_of_no_machine(path: Path) -> 
 
 
 @of_each
-def test_links_of_a_notebook_lead_to_files(path: Path) -> None:
+def test_links_of_a_notebook_lead_to_files(path):
     text = "".join("".join(c["source"]) for c in cells(path) if c["cell_type"] == "markdown")
     links = re.findall(r"\]\(([^)#]+)\)", text)
     assert links
@@ -48,7 +48,7 @@ def test_links_of_a_notebook_lead_to_files(path: Path) -> None:
 
 @of_each
 @pytest.mark.slow
-def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_from_top_to_bottom(path, tmp_path):
     pytest.importorskip("nbclient", reason="no nbclient: pip install -e '.[notebooks]'")
     pytest.importorskip("ipykernel", reason="no ipykernel: pip install -e '.[notebooks]'")
     script = runpy.run_path(str(ROOT / "docs" / "run_notebooks.py"))

@@ -39,27 +39,21 @@ def broken(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_help_texts_of_commands_are_paragraphs(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_texts_of_commands_are_paragraphs(words, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = help_of(lambda: cli.parse([*words, "--help-all"]), capsys)
     assert "--help" in text
     assert broken(text) == []
 
 
-def test_help_texts_of_training_are_paragraphs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_texts_of_training_are_paragraphs(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = help_of(lambda: parse_command_line(["--help-all"], "Trains."), capsys)
     assert "--model.quota-exponent" in text and "--loss.coverage" in text
     assert broken(text) == []
 
 
-def test_help_leaves_out_what_is_rarely_set_and_both_are_options(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_leaves_out_what_is_rarely_set_and_both_are_options(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     text = help_of(lambda: parse_command_line(["--help"], "Trains."), capsys)
     assert "--steps" in text and "--model.k" not in text and "--hang-timeout" not in text

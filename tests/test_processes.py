@@ -30,7 +30,7 @@ def die() -> None:
     os._exit(1)
 
 
-def test_results_and_errors_are_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_and_errors_are_in_the_order_of_the_calls(monkeypatch):
     monkeypatch.setattr(processes, "SECONDS_ALONE", 0.08)
     results = list(call_each([partial(slow_square, i) for i in range(20)], num_workers=2))
     assert str(results.pop(5)) == "five"
@@ -41,18 +41,18 @@ def test_results_and_errors_are_in_the_order_of_the_calls(monkeypatch: pytest.Mo
     assert pids[0] == os.getpid() != pids[-1]
 
 
-def test_one_worker_runs_all_calls_in_this_process() -> None:
+def test_one_worker_runs_all_calls_in_this_process():
     results = list(call_each([partial(slow_square, i) for i in range(4)], num_workers=1))
     assert results == [(i**2, os.getpid()) for i in range(4)]
 
 
-def test_a_worker_that_dies_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_raises_an_error(monkeypatch):
     monkeypatch.setattr(processes, "SECONDS_ALONE", 0.0)
     with pytest.raises(PointupError, match="--num-workers"):
         list(call_each([die, die], num_workers=2))
 
 
-def test_a_second_signal_does_not_disturb_the_clean_up() -> None:
+def test_a_second_signal_does_not_disturb_the_clean_up():
     handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
     cleaned = False
     with pytest.raises(KeyboardInterrupt), stopping_as_interrupts():
@@ -66,7 +66,7 @@ def test_a_second_signal_does_not_disturb_the_clean_up() -> None:
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
 
 
-def test_signals_are_held_back_to_the_end() -> None:
+def test_signals_are_held_back_to_the_end():
     done = []
     with stopping_as_interrupts(), pytest.raises(KeyboardInterrupt):
         with interrupts_held_back():
@@ -76,7 +76,7 @@ def test_signals_are_held_back_to_the_end() -> None:
     assert done == [1]
 
 
-def test_an_ignored_signal_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stopping_as_interrupts():

@@ -23,7 +23,7 @@ def work(hidden: bool = False) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch) -> None:
     """A clock by which each point takes a few milliseconds."""
     times = iter(np.arange(0, 10_000, 1.0))
     monkeypatch.setattr(ProgressBar, "written_at", 0.0)
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_log_has_a_line_every_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_has_a_line_every_half_minute(capsys):
     work()
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "survey.laz: reading: 29,000 points"
@@ -39,23 +39,19 @@ def test_a_log_has_a_line_every_half_minute(capsys: pytest.CaptureFixture[str]) 
     assert lines[-1] == "survey.laz: upsampling: 78,000 of 80,000 points, 00:02 left"
 
 
-def test_quick_and_hidden_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_and_hidden_work_writes_nothing(capsys):
     work()
     work(hidden=True)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("clock")
-def test_hidden_work_writes_nothing_however_long_it_takes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_hidden_work_writes_nothing_however_long_it_takes(capsys):
     work(hidden=True)
     assert capsys.readouterr().err == ""
 
 
-def test_work_without_a_bar_writes_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_without_a_bar_writes_a_line_now_and_then(capsys, monkeypatch):
     monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LINES", 0.05)
     monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LOOKS", 0.01)
     with heartbeat("pointup evaluate"):
@@ -66,9 +62,7 @@ def test_work_without_a_bar_writes_a_line_now_and_then(
     assert capsys.readouterr().err == ""
 
 
-def test_a_bar_says_how_much_is_done_before_and_after_its_first_item(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar_says_how_much_is_done_before_and_after_its_first_item(capsys, monkeypatch):
     monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LINES", 0.05)
     monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LOOKS", 0.01)
     with heartbeat("pointup prepare"):
@@ -82,7 +76,7 @@ def test_a_bar_says_how_much_is_done_before_and_after_its_first_item(
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_terminal_has_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_has_a_bar_and_no_lines(monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from pointup.errors import ConfigError, FileError
 CPU = torch.device("cpu")
 
 
-def test_clouds_have_the_requested_sizes() -> None:
+def test_clouds_have_the_requested_sizes():
     pos, ptr = ragged(1000, CPU)
     assert len(pos) == 1000
     assert (ptr[1:] - ptr[:-1]).tolist() == [28, 55, 84, 111, 139, 166, 195, 222]
@@ -28,7 +27,7 @@ def test_clouds_have_the_requested_sizes() -> None:
 
 
 @pytest.mark.usefixtures("small_bench")
-def test_small_sizes_of_every_section_give_figures() -> None:
+def test_small_sizes_of_every_section_give_figures():
     for section in ALL:
         rows = list(section.measure(Effort(quick=True, device=CPU)))
         assert rows
@@ -50,7 +49,7 @@ def table(rows: list[Row]) -> Section:
     return Section("reading", "A table", columns, measure)
 
 
-def test_changes_are_reported_with_their_direction() -> None:
+def test_changes_are_reported_with_their_direction():
     before = [{"size": size, "rate": 100.0, "seconds": 1.0} for size in (10, 20, 30)]
     after = [
         {"size": 10, "rate": 200.0, "seconds": 2.0},
@@ -63,9 +62,7 @@ def test_changes_are_reported_with_their_direction() -> None:
     ]
 
 
-def test_figures_are_printed_written_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_are_printed_written_and_compared(tmp_path, monkeypatch, capsys):
     rows = [{"size": 10, "rate": 1000.0, "seconds": 1.0}]
     monkeypatch.setattr("pointup.benchmark.sections.ALL", (table(rows),))
     old = tmp_path / "old.json"
@@ -87,7 +84,7 @@ def test_figures_are_printed_written_and_compared(
     assert "quick" not in capsys.readouterr().out
 
 
-def test_differences_of_machines_are_listed_but_for_small_ones_of_their_load() -> None:
+def test_differences_of_machines_are_listed_but_for_small_ones_of_their_load():
     before = {"cores": 2, "load": 0.1, "device": "cpu", "old": 1}
     assert machine_differences(before, {**before, "load": 0.5}) == []
     after = {"cores": 64, "load": 9.5, "device": "cpu", "gpu": "H"}
@@ -100,15 +97,13 @@ def test_differences_of_machines_are_listed_but_for_small_ones_of_their_load() -
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda", "cuda:1", "meta", ""])
-def test_a_device_that_torch_does_not_see_is_refused_in_a_line(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_torch_does_not_see_is_refused_in_a_line(name, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     with pytest.raises(ConfigError, match=r"^--device .*: give one that torch sees: cpu \(.+\)$"):
         Bench(device=name).run()
 
 
-def test_devices_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_those_that_torch_sees(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     for name in ("cpu", "cuda", "cuda:1"):
@@ -117,9 +112,7 @@ def test_devices_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> N
         device_named("cuda:2")
 
 
-def test_files_that_cannot_be_read_or_written_are_refused_before_measuring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_cannot_be_read_or_written_are_refused_before_measuring(tmp_path, monkeypatch):
     monkeypatch.setattr("pointup.benchmark.machine.describe_machine", pytest.fail)
     with pytest.raises(FileError, match=r"none\.json"):
         Bench(compare=tmp_path / "none.json").run()

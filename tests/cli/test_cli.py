@@ -32,7 +32,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "parse", lambda args: Failing(error))
 
 
-def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_subcommand(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([])
     assert end.value.code == 0
@@ -41,16 +41,14 @@ def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
         assert f"• {name} " in text
 
 
-def test_an_unknown_option_is_refused_with_a_suggestion(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_unknown_option_is_refused_with_a_suggestion(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["prepare", "thin", "a.las", "-o", "out", "--ratoi", "4"])
     assert end.value.code == 2
     assert "--ratio" in capsys.readouterr().err
 
 
-def test_options_and_positional_files_reach_the_subcommand() -> None:
+def test_options_and_positional_files_reach_the_subcommand():
     command = cli.parse(["prepare", "thin", "a.las", "b.las", "--ratio", "3", "-o", "out"]).source
     assert command.inputs == (Path("a.las"), Path("b.las"))
     assert command.ratio == 3
@@ -58,15 +56,13 @@ def test_options_and_positional_files_reach_the_subcommand() -> None:
     assert not command.dataset.overwrite
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"pointup {pointup.__version__}\n"
 
 
 @pytest.mark.parametrize("error", [DataError("x.laz: bad,\n  very bad"), ValueError("x.laz: bad")])
-def test_an_error_is_one_line_and_status_1(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_one_line_and_status_1(error, monkeypatch, capsys):
     fail_with(monkeypatch, error)
     assert cli.main(["inspect", "x"]) == 1
     captured = capsys.readouterr()
@@ -75,28 +71,26 @@ def test_an_error_is_one_line_and_status_1(
     assert captured.err.count("\n") == 1
 
 
-def test_an_error_shows_its_origin_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_shows_its_origin_on_request(monkeypatch):
     fail_with(monkeypatch, DataError("bad"))
     monkeypatch.setenv("POINTUP_TRACEBACK", "1")
     with pytest.raises(DataError):
         cli.main(["inspect", "x"])
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_keeps_its_traceback(monkeypatch):
     fail_with(monkeypatch, TypeError("a fault"))
     with pytest.raises(TypeError):
         cli.main(["inspect", "x"])
 
 
-def test_an_interrupt_is_status_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_is_status_130(monkeypatch, capsys):
     fail_with(monkeypatch, KeyboardInterrupt())
     assert cli.main(["inspect", "x"]) == 130
     assert capsys.readouterr().err.strip() == "pointup: interrupted"
 
 
-def test_a_closed_pipe_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -132,12 +126,8 @@ def without_reader() -> Iterator[None]:
     ids=["inspect", "evaluate", "report"],
 )  # fmt: skip
 def test_without_a_reader_of_stdout_a_command_still_writes_its_files(
-    words: str,
-    files: list[str],
-    pair_directory: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words, files, pair_directory, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     # A run whose dataset is gone: that it has no samples is printed before the page is written.
     (tmp_path / "run").mkdir()
@@ -150,9 +140,7 @@ def test_without_a_reader_of_stdout_a_command_still_writes_its_files(
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(files)
 
 
-def test_without_a_reader_of_stdout_a_failed_command_still_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_reader_of_stdout_a_failed_command_still_fails(monkeypatch, capsys):
     @dataclass
     class Printing(Failing):
         def run(self) -> int:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ MODEL = "runs/pairs/model"
 
 
 @pytest.fixture(autouse=True)
-def without_default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_default_configuration(monkeypatch) -> None:
     monkeypatch.setattr(commands, "default_config_file", "/nowhere/default_config.yaml")
 
 
@@ -61,8 +60,8 @@ def run_of(folder: Path, data: Path, **info: object) -> TrainConfig:
     ],
 )
 def test_the_training_command_names_the_configuration_of_the_machine(
-    num_gpus: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    num_gpus, expected, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.chdir(ROOT)
     words = shlex.split(training_command(Path("my pairs")))
@@ -73,8 +72,8 @@ def test_the_training_command_names_the_configuration_of_the_machine(
 
 
 def test_from_another_folder_files_are_named_in_full_and_runs_that_are_there_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     words = shlex.split(training_command(Path("pairs")))
     assert Path(words[3]).parent == ROOT / "accelerate_configs"
@@ -84,9 +83,7 @@ def test_from_another_folder_files_are_named_in_full_and_runs_that_are_there_are
         (tmp_path / "runs" / f"pairs{number}").mkdir(parents=True)
 
 
-def test_a_configuration_of_the_user_needs_no_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_of_the_user_needs_no_option(tmp_path, monkeypatch):
     (tmp_path / "default_config.yaml").touch()
     monkeypatch.setattr(commands, "default_config_file", str(tmp_path / "default_config.yaml"))
     assert "--config_file" not in training_command(Path("pairs"))
@@ -105,8 +102,8 @@ def test_a_configuration_of_the_user_needs_no_option(
     ],
 )
 def test_a_dataset_is_trained_on_with_the_preset_for_its_kind(
-    made_by: str, ratio: float, preset: str | None, length: str, tmp_path: Path
-) -> None:
+    made_by, ratio, preset, length, tmp_path
+):
     (tmp_path / "pointup.json").write_text(json.dumps({"made_by": f"pointup 1 {made_by}"}))
     assert preset_of(tmp_path, ratio) == preset
     if preset is not None:
@@ -123,9 +120,7 @@ def test_a_dataset_is_trained_on_with_the_preset_for_its_kind(
         (1, "accelerate launch --config_file accelerate_configs/1gpu.yaml train.py"),
     ],
 )
-def test_a_preset_is_given_in_the_form_of_the_guides(
-    num_gpus: int, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preset_is_given_in_the_form_of_the_guides(num_gpus, start, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     monkeypatch.chdir(ROOT)
     command = training_command(Path("pairs/"), "airborne_to_drone")
@@ -135,9 +130,7 @@ def test_a_preset_is_given_in_the_form_of_the_guides(
     assert f"pointup train {form.replace('pairs -', 'pairs/ -')}\n" in guide
 
 
-def test_the_summary_of_a_dataset_says_how_long_its_preset_trains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_of_a_dataset_says_how_long_its_preset_trains(tmp_path, capsys):
     rng = np.random.default_rng(0)
     clouds = [rng.random((n, 3)).astype(np.float32) for n in (100, 500)]
     pairs = [Pair(str(i), *clouds) for i in range(3)]
@@ -159,13 +152,8 @@ def test_the_summary_of_a_dataset_says_how_long_its_preset_trains(
     ],
 )
 def test_after_training_the_survey_is_upsampled_at_the_ratio_of_the_pairs(
-    num_target: int,
-    options: dict[str, float],
-    max_ratio: float,
-    expected: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    num_target, options, max_ratio, expected, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("als.laz").touch()
     rng = np.random.default_rng(0)
@@ -180,8 +168,8 @@ def test_after_training_the_survey_is_upsampled_at_the_ratio_of_the_pairs(
 
 
 def test_after_training_on_a_thinned_survey_it_is_upsampled_at_the_ratio_of_the_thinning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("als.laz").touch()
     info = {"made_by": "pointup 1 prepare thin", "inputs": ["als.laz"], "ratio": 3.0}
@@ -196,9 +184,7 @@ def test_after_training_on_a_thinned_survey_it_is_upsampled_at_the_ratio_of_the_
         ({"max_ratio": 64.0}, "--max-ratio 64"),
     ],
 )
-def test_a_model_is_evaluated_at_the_ratio_of_its_training(
-    changes: dict[str, Any], options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_evaluated_at_the_ratio_of_its_training(changes, options, tmp_path, monkeypatch):
     assert EvaluatedPairs.max_ratio == TrainConfig.max_ratio == commands.MAX_RATIO
     assert EvaluatedPairs.ratio is TrainConfig.ratio is None
     monkeypatch.chdir(tmp_path)
@@ -220,12 +206,8 @@ def test_a_model_is_evaluated_at_the_ratio_of_its_training(
     ],
 )
 def test_after_training_the_survey_is_upsampled_and_the_model_evaluated(
-    source: list[str],
-    made_by: str,
-    output: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    source, made_by, output, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for name in source:
         Path(name).mkdir() if name.endswith("/") else Path(name).touch()
@@ -239,9 +221,7 @@ def test_after_training_the_survey_is_upsampled_and_the_model_evaluated(
     assert command_after_upsampling("runs/a/model") == commands_after_training(config)[1]
 
 
-def test_only_datasets_with_held_out_pairs_are_evaluated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_datasets_with_held_out_pairs_are_evaluated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cloud = np.random.default_rng(0).random((20, 3)).astype(np.float32)
     pairs = [Pair(str(i), cloud, cloud) for i in range(4)]
@@ -254,7 +234,7 @@ def test_only_datasets_with_held_out_pairs_are_evaluated(
     assert command_after_upsampling("a/model") == command
 
 
-def test_a_command_with_unknown_paths_is_not_printed(tmp_path: Path) -> None:
+def test_a_command_with_unknown_paths_is_not_printed(tmp_path):
     gone = run_of(tmp_path / "a", tmp_path / "p", made_by="pointup 1 prepare pairs", source=["x"])
     assert [line.split()[1] for line in commands_after_training(gone)] == ["evaluate"]
     shapes = run_of(tmp_path / "b", tmp_path / "q", made_by="pointup 1 prepare meshes")
@@ -274,7 +254,7 @@ def printed(output: str) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True], ids=["files", "folders of tiles"])
-def test_the_four_commands_run_as_they_are_printed(cut: bool, tmp_path: Path) -> None:
+def test_the_four_commands_run_as_they_are_printed(cut, tmp_path):
     """The test adds only the length of the training, which takes minutes by default."""
     rng = np.random.default_rng(0)
     for name, number in (("sparse", 3_000), ("dense", 12_000)):

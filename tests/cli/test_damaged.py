@@ -30,7 +30,7 @@ def fuzz(directory: Path, num_cases: int, *formats: str) -> dict[str, dict[str, 
     return report
 
 
-def test_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path) -> None:
+def test_damaged_files_of_every_format_are_read_or_refused(tmp_path):
     # The imports for commands and for reading pairs take longer than all other imports together.
     formats = FORMATS.keys() - COMMANDS.keys() - {"pairs"}
     report = fuzz(tmp_path, 25, *sorted(formats))
@@ -42,13 +42,13 @@ def test_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_hundreds_of_damaged_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_hundreds_of_damaged_files_are_read_or_refused(name, tmp_path):
     report = fuzz(tmp_path, 1000, name)
     if name not in report:
         pytest.skip(f"{NEEDED[name]} is not installed")
 
 
-def test_what_is_neither_read_nor_refused_is_noticed(tmp_path: Path) -> None:
+def test_what_is_neither_read_nor_refused_is_noticed(tmp_path):
     from damaged import outcome
 
     def raises(error: Exception) -> str:

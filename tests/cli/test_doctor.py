@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import os
 import shutil
-from pathlib import Path
 from unittest import mock
 
 import psutil
@@ -17,7 +14,7 @@ from pointup.geometry.kernels import trial
 CPU = torch.device("cpu")
 
 
-def test_a_failed_check_is_followed_by_its_fix() -> None:
+def test_a_failed_check_is_followed_by_its_fix():
     assert str(ok("disk", "much\n room")) == "ok    disk               much room"
     text, remedy = str(warn("disk", "little room", "free some")).split("\n")
     assert text.startswith("warn  disk") and remedy.strip() == "-> free some"
@@ -25,9 +22,7 @@ def test_a_failed_check_is_followed_by_its_fix() -> None:
     assert levels == ["fail", "warn", "ok"]
 
 
-def test_cores_are_those_of_the_job_and_the_load_is_that_of_the_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cores_are_those_of_the_job_and_the_load_is_that_of_the_machine(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(machine, "memory_limit", lambda *_: 10e9)
     for own, load, expected in (
@@ -54,8 +49,8 @@ def test_cores_are_those_of_the_job_and_the_load_is_that_of_the_machine(
     ],
 )
 def test_a_driver_whose_gpus_torch_does_not_find_fails(
-    number: int, has_driver: bool, visible: str | None, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    number, has_driver, visible, level, monkeypatch
+):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: number)
     monkeypatch.setattr(shutil, "which", lambda name: name if has_driver else None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -65,22 +60,20 @@ def test_a_driver_whose_gpus_torch_does_not_find_fails(
     assert finding.level == level and bool(finding.remedy) == (level == "fail")
 
 
-def test_a_device_that_computes_wrongly_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_computes_wrongly_fails(monkeypatch):
     assert [finding.level for finding in machine.device_findings(CPU)] == ["ok"]
     monkeypatch.setattr(torch, "ones", torch.zeros)
     assert machine.compute_finding(CPU).level == "fail"
 
 
-def test_a_gpu_whose_memory_is_in_use_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_whose_memory_is_in_use_warns(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
     for free, level in ((79e9, "ok"), (20e9, "warn")):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80e9))
         assert machine.memory_finding(CPU).level == level
 
 
-def test_a_trial_of_kernels_that_fails_is_reported_with_its_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_trial_of_kernels_that_fails_is_reported_with_its_remedy(monkeypatch):
     problem = trial.Problem("kernel knn fails (RuntimeError: no compiler)", "install gcc")
     unusable = PointupError("kernel knn has left cuda:0 unusable")
     with mock.patch.object(trial, "problem", side_effect=[problem, unusable, None]):
@@ -93,9 +86,7 @@ def test_a_trial_of_kernels_that_fails_is_reported_with_its_remedy(
     assert machine.kernel_finding(CPU).remedy == "unset POINTUP_KERNELS"
 
 
-def test_shared_memory_is_judged_by_what_the_loader_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_memory_is_judged_by_what_the_loader_needs(tmp_path, monkeypatch):
     needed = machine.shared_memory_needed(num_workers=2, token_budget=20480, num_processes=8)
     assert needed == 20480 * 64 * 3 * 2 * 8
     assert machine.shared_memory_needed(0, "auto", 8) == 0
@@ -106,7 +97,7 @@ def test_shared_memory_is_judged_by_what_the_loader_needs(
     assert machine.shared_memory_finding(needed, tmp_path / "none").level == "ok"
 
 
-def test_a_disk_is_judged_by_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_is_judged_by_its_room(tmp_path, monkeypatch):
     for free, level in ((1e8, "fail"), (2e9, "warn"), (1e11, "ok")):
         usage = shutil.disk_usage(tmp_path)._replace(free=int(free))
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)

@@ -39,7 +39,7 @@ def cloud(number: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, number]).random((number, 3)).astype(np.float32)
 
 
-def test_a_good_dataset_is_ok_and_a_pair_beyond_the_budget_is_named(pair_directory: Path) -> None:
+def test_a_good_dataset_is_ok_and_a_pair_beyond_the_budget_is_named(pair_directory):
     findings = list(data_findings(str(pair_directory), 12, 20480))
     assert [finding.level for finding in findings] == ["ok", "ok"]
     assert "40 pairs" in findings[0].text
@@ -48,7 +48,7 @@ def test_a_good_dataset_is_ok_and_a_pair_beyond_the_budget_is_named(pair_directo
     assert len(list(data_findings(str(pair_directory), 12, "auto"))) == 2
 
 
-def test_bad_samples_are_named_and_a_dataset_without_good_ones_fails(tmp_path: Path) -> None:
+def test_bad_samples_are_named_and_a_dataset_without_good_ones_fails(tmp_path):
     hurt = cloud(20)
     hurt[3] = np.nan
     bad, good = Pair("hurt", hurt, cloud(40)), Pair("good", cloud(20), cloud(40))
@@ -60,7 +60,7 @@ def test_bad_samples_are_named_and_a_dataset_without_good_ones_fails(tmp_path: P
     assert missing.level == "fail" and "none" in missing.text
 
 
-def test_a_dataset_of_one_pair_fails_with_what_training_would_say(tmp_path: Path) -> None:
+def test_a_dataset_of_one_pair_fails_with_what_training_would_say(tmp_path):
     folder = tmp_path / "pairs"
     write_pairs([Pair("only", cloud(20), cloud(40))], [], folder, {})
     train, validation = data_findings(str(folder), 12, "auto")
@@ -76,7 +76,7 @@ def test_a_dataset_of_one_pair_fails_with_what_training_would_say(tmp_path: Path
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path) -> Path:
     """The directory of a finished run, with checkpoints of steps 1, 2 and 3."""
     model = Upsampler()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -91,7 +91,7 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_finished_run_is_ok(run: Path) -> None:
+def test_a_finished_run_is_ok(run):
     findings = list(run_findings(run))
     assert {finding.level for finding in findings} == {"ok"}
     texts = "\n".join(finding.text for finding in findings)
@@ -105,9 +105,7 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_a_changed_byte_in_the_latest_checkpoint_fails_and_an_intact_one_is_offered(
-    run: Path, name: str
-) -> None:
+def test_a_changed_byte_in_the_latest_checkpoint_fails_and_an_intact_one_is_offered(run, name):
     damage(run / "checkpoints" / "step_3" / name)
     damage(run / "checkpoints" / "step_1" / name)
     first, second, third = (f for f in run_findings(run) if f.subject == "checkpoint")
@@ -115,7 +113,7 @@ def test_a_changed_byte_in_the_latest_checkpoint_fails_and_an_intact_one_is_offe
     assert f"damaged {name}" in third.text and "write step_2 into" in third.remedy
 
 
-def test_a_checkpoint_that_is_cut_short_or_gone_fails_and_a_missing_marker_warns(run: Path) -> None:
+def test_a_checkpoint_that_is_cut_short_or_gone_fails_and_a_missing_marker_warns(run):
     latest = run / "checkpoints" / "step_3"
     os.truncate(latest / "optimizer.pt", 100)
     (third,) = (f for f in run_findings(run) if "LATEST" in f.text)
@@ -129,12 +127,12 @@ def test_a_checkpoint_that_is_cut_short_or_gone_fails_and_a_missing_marker_warns
     assert level_of(list(run_findings(run)), "checkpoints") == "warn"
 
 
-def test_the_rest_of_an_interrupted_save_is_reported(run: Path) -> None:
+def test_the_rest_of_an_interrupted_save_is_reported(run):
     (run / "checkpoints" / ".step_4.part").mkdir()
     assert level_of(list(run_findings(run)), "checkpoints") == "warn"
 
 
-def test_a_run_without_config_or_with_a_broken_model_fails(run: Path, tmp_path: Path) -> None:
+def test_a_run_without_config_or_with_a_broken_model_fails(run, tmp_path):
     (run / "config.json").write_text("{")
     os.truncate(run / "model" / "model.safetensors", 50)
     findings = list(run_findings(run))
@@ -153,7 +151,7 @@ time.sleep(60)
 """
 
 
-def test_a_lock_is_held_by_a_process_that_lives_and_stale_after_its_kill(run: Path) -> None:
+def test_a_lock_is_held_by_a_process_that_lives_and_stale_after_its_kill(run):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(run / "lock")], stdout=subprocess.PIPE, text=True
     )
@@ -174,9 +172,7 @@ def test_a_lock_is_held_by_a_process_that_lives_and_stale_after_its_kill(run: Pa
     assert level_of(findings, "last heartbeat") == "ok"
 
 
-def test_metrics_cut_short_count_up_to_the_last_whole_line_and_a_bad_loss_is_told(
-    run: Path,
-) -> None:
+def test_metrics_cut_short_count_up_to_the_last_whole_line_and_a_bad_loss_is_told(run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": null}\n{"step": 5, "lo')
     (life,) = (f for f in run_findings(run) if f.subject == "last heartbeat")
@@ -185,11 +181,7 @@ def test_metrics_cut_short_count_up_to_the_last_whole_line_and_a_bad_loss_is_tol
     assert level_of(list(run_findings(run)), "last heartbeat") == "warn"
 
 
-def test_the_command_prints_each_finding_and_fails_when_one_does(
-    run: Path,
-    pair_directory: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_prints_each_finding_and_fails_when_one_does(run, pair_directory, capsys):
     assert main(["doctor", "--data", str(pair_directory), "--run", str(run)]) == 0
     text = capsys.readouterr().out
     needed = in_bytes(shared_memory_needed(2, 4096, 1))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typed import Result, left_in, write_las
+from typed import left_in, write_las
 
 from pointup.cli.input_files import find_inputs
 from pointup.cli.main import command_class, main
@@ -14,7 +13,7 @@ from pointup.cli.main import command_class, main
 EXTENSIONS = (".las", ".laz", ".xyz", ".txt", ".csv")
 
 
-def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path: Path) -> None:
+def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path):
     disk, survey = tmp_path / "disk", tmp_path / "survey"
     for folder in (disk / "north", survey / "south"):
         folder.mkdir(parents=True)
@@ -26,9 +25,7 @@ def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path: Pa
     assert find_inputs([survey], EXTENSIONS) == found
 
 
-def test_broken_links_are_reported_as_missing_files(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_broken_links_are_reported_as_missing_files(tmp_path, command):
     folder = tmp_path / "tiles"
     folder.mkdir()
     write_las(folder / "whole.las")
@@ -43,7 +40,7 @@ def test_broken_links_are_reported_as_missing_files(
 
 
 @pytest.fixture
-def delivery(tmp_path: Path) -> Path:
+def delivery(tmp_path) -> Path:
     """Two tiles, with a list of the tiles, control points, and a text."""
     folder = tmp_path / "delivery"
     (folder / "las").mkdir(parents=True)
@@ -54,9 +51,7 @@ def delivery(tmp_path: Path) -> Path:
     return folder
 
 
-def test_text_files_beside_las_files_are_left_out_with_a_note(
-    delivery: Path, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_text_files_beside_las_files_are_left_out_with_a_note(delivery, tmp_path, command):
     result = command(delivery, "-o", tmp_path / "out", "--ratio", "2")
     assert result.status == 0 and result.err.count("\n") == 1
     assert "gcp.csv, index.csv, readme.txt. To take one, give it by name" in result.err
@@ -70,9 +65,7 @@ def test_text_files_beside_las_files_are_left_out_with_a_note(
     assert find_inputs([delivery], EXTENSIONS) == [delivery / name for name in names]
 
 
-def test_pairs_are_not_made_of_the_control_points_beside_a_survey(
-    delivery: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_are_not_made_of_the_control_points_beside_a_survey(delivery, tmp_path, capsys):
     out = tmp_path / "pairs"
     words = ("--ratio", 2, "--tile", 5, "--min-points", 4, "--num-workers", 1, "-o", out)
     assert main(["prepare", "thin", str(delivery), *map(str, words)]) == 0
@@ -87,9 +80,7 @@ def test_pairs_are_not_made_of_the_control_points_beside_a_survey(
     ["upsample {} -o out.las", "view here.las --reference {} -o out.html", "prepare thin {} -o out",
      "prepare pairs --source here.las --target {} -o out", "report here.las {} -o out.html"],
 )  # fmt: skip
-def test_a_missing_input_is_told_before_a_command_starts(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_input_is_told_before_a_command_starts(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("here.las").touch()
     started: list[object] = []

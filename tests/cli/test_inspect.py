@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ def dataset(path: Path, train: list[Pair], validation: list[Pair] | None = None)
     return path
 
 
-def test_pairs_are_shown_in_the_coordinates_of_their_files(tmp_path: Path) -> None:
+def test_pairs_are_shown_in_the_coordinates_of_their_files(tmp_path):
     place = np.array([500_000.0, 4_100_000, 900])
     pair = Pair.centred("hill", place + cloud(10), place + cloud(40))
     path = dataset(tmp_path / "pairs", [pair], [pair])
@@ -40,7 +39,7 @@ def test_pairs_are_shown_in_the_coordinates_of_their_files(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def with_bad(tmp_path: Path) -> Path:
+def with_bad(tmp_path) -> Path:
     hurt = cloud(20)
     hurt[3] = np.nan
     pairs = [Pair(f"p{i}", cloud(10 + i), cloud(40, seed=1)) for i in range(9)]
@@ -49,7 +48,7 @@ def with_bad(tmp_path: Path) -> Path:
     )
 
 
-def test_columns_are_what_a_loop_over_the_pairs_finds(tmp_path: Path) -> None:
+def test_columns_are_what_a_loop_over_the_pairs_finds(tmp_path):
     pairs = [Pair(f"p{i}", cloud(10 + i), cloud(30 + i, seed=1)) for i in range(5)]
     train, validation = inspect_dataset(dataset(tmp_path / "d", pairs))
     assert (train.name, train.num_samples, validation.num_samples) == ("train", 5, 1)
@@ -65,9 +64,7 @@ def test_columns_are_what_a_loop_over_the_pairs_finds(tmp_path: Path) -> None:
         assert train.columns["source to target"][i] == pytest.approx(np.median(gap.min(axis=1)))
 
 
-def test_options_of_the_value_zero_are_shown_and_those_without_a_value_are_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_the_value_zero_are_shown_and_those_without_a_value_are_not(tmp_path, capsys):
     pair = Pair("a", cloud(100), cloud(400))
     info = {"made_by": "pointup", "seed": 0, "strip": 0.0, "separate": False, "left_out": [],
             "surveys": {}}  # fmt: skip
@@ -78,9 +75,7 @@ def test_options_of_the_value_zero_are_shown_and_those_without_a_value_are_not(
     assert not {"separate", "left", "surveys"} & {entry[0] for entry in entries if entry}
 
 
-def test_a_source_that_is_part_of_its_target_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_source_that_is_part_of_its_target_is_reported(tmp_path, capsys):
     target = cloud(40)
     path = dataset(tmp_path / "d", [Pair("subset", target[::4], target)] * 3)
     assert inspect_dataset(path)[0].share_in_target == 1
@@ -90,9 +85,7 @@ def test_a_source_that_is_part_of_its_target_is_reported(
     assert "100%  scores look better" in report and "contents" not in report
 
 
-def test_bad_samples_are_listed_by_name_and_reason(
-    with_bad: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_samples_are_listed_by_name_and_reason(with_bad, capsys):
     for words, status in (([], 0), (["--strict"], 1)):
         assert main(["inspect", str(with_bad), *words]) == status
         text = capsys.readouterr().out
@@ -104,9 +97,7 @@ def test_bad_samples_are_listed_by_name_and_reason(
     assert "  no: source is empty" in text
 
 
-def test_pairs_that_can_not_be_pairs_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_that_can_not_be_pairs_are_told(tmp_path, capsys):
     apart = Pair("apart", cloud(40), cloud(10) + np.float32(9))
     path = dataset(tmp_path / "d", [Pair("swapped", cloud(40), cloud(10)), apart])
     assert main(["inspect", str(path)]) == 0
@@ -115,7 +106,7 @@ def test_pairs_that_can_not_be_pairs_are_told(
     assert [line for line in lines if "apart: source and target lie 8" in line]
 
 
-def test_json_says_the_same(with_bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_the_same(with_bad, capsys):
     assert main(["inspect", str(with_bad), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["info"]["made_by"] == "tests"
@@ -125,9 +116,7 @@ def test_json_says_the_same(with_bad: Path, capsys: pytest.CaptureFixture[str]) 
     assert [sample["name"] for sample in train["bad_samples"]] == ["hurt", "no"]
 
 
-def test_a_picture_has_histograms_and_pairs_that_are_not_bad(
-    with_bad: Path, tmp_path: Path
-) -> None:
+def test_a_picture_has_histograms_and_pairs_that_are_not_bad(with_bad, tmp_path):
     path = tmp_path / "sizes.png"
     assert main(["inspect", str(with_bad), "--picture", str(path)]) == 0
     # Two pairs of two columns beside each other; more than histograms below each other.
@@ -136,9 +125,7 @@ def test_a_picture_has_histograms_and_pairs_that_are_not_bad(
     assert main(["inspect", str(with_bad), "--picture", str(tmp_path / "sizes.pdf")]) == 1
 
 
-def test_bars_follow_the_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bars_follow_the_counts(tmp_path, capsys, monkeypatch):
     sizes = [10] * 8 + [20]
     path = dataset(
         tmp_path / "d", [Pair(f"p{i}", cloud(n), cloud(40)) for i, n in enumerate(sizes)]
@@ -149,18 +136,14 @@ def test_bars_follow_the_counts(
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
-def test_a_directory_that_is_not_a_dataset_is_named(
-    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_that_is_not_a_dataset_is_named(make, tmp_path, capsys):
     path = tmp_path / "nothing"
     make(path)
     assert main(["inspect", str(path)]) == 1
     assert str(path) in capsys.readouterr().err
 
 
-def test_new_points_of_a_file_are_told_by_class_with_their_uncertainty(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_points_of_a_file_are_told_by_class_with_their_uncertainty(tmp_path, capsys):
     rng = np.random.default_rng(0)
     classes, is_new = rng.choice([1, 2, 31], 900), rng.random(900) < 0.6
     uncertainty = np.where(is_new, rng.exponential(classes), 0)

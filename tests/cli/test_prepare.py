@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,11 @@ def write_surveys(folder: Path) -> Path:
 
 
 @pytest.fixture
-def surveys(tmp_path: Path) -> Path:
+def surveys(tmp_path) -> Path:
     return write_surveys(tmp_path)
 
 
-def test_pairs_are_tiles_of_both_surveys(surveys: Path) -> None:
+def test_pairs_are_tiles_of_both_surveys(surveys):
     files = [surveys / f"{name}_in_one.npy" for name in ("sparse", "dense")]
     out = surveys / "out"
     options = ["--source", files[0], "--target", files[1], "--tile", 16, "--strip", 0]
@@ -85,7 +84,7 @@ def test_pairs_are_tiles_of_both_surveys(surveys: Path) -> None:
         assert pair["vertical"]
 
 
-def test_pairs_do_not_depend_on_how_a_survey_is_split_into_files(surveys: Path) -> None:
+def test_pairs_do_not_depend_on_how_a_survey_is_split_into_files(surveys):
     options = ["--tile", 16, "-o"]
     folders = ["--source", surveys / "sparse", "--target", surveys / "dense"]
     one = ["--source", surveys / "sparse_in_one.npy", "--target", surveys / "dense_in_one.npy"]
@@ -95,7 +94,7 @@ def test_pairs_do_not_depend_on_how_a_survey_is_split_into_files(surveys: Path) 
     assert same(both(surveys / "x"), renamed)
 
 
-def test_separate_surveys_are_not_mixed(tmp_path: Path) -> None:
+def test_separate_surveys_are_not_mixed(tmp_path):
     for name in ("a", "b"):
         np.save(tmp_path / f"{name}.npy", ground(2_000, ord(name), width=30))
     options = ["--tile", 15, "--min-points", 10, "--strip", 0, "-o"]
@@ -108,7 +107,7 @@ def test_separate_surveys_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shapes(tmp_path: Path) -> Path:
+def shapes(tmp_path) -> Path:
     """Two folders of the same shapes, a to e, at places of their own: coarse/ and fine/more/."""
     (tmp_path / "coarse").mkdir()
     (tmp_path / "fine" / "more").mkdir(parents=True)
@@ -125,7 +124,7 @@ def separate_pairs(folder: Path, *options: object) -> int:
     return run("pairs", *sides, "--separate", *sizes, "-o", folder / "out", *options)
 
 
-def test_separate_files_are_paired_by_their_names(shapes: Path) -> None:
+def test_separate_files_are_paired_by_their_names(shapes):
     # With a sixth name the order of both sides would differ.
     assert separate_pairs(shapes) == 0
     pairs = both(shapes / "out")
@@ -135,9 +134,7 @@ def test_separate_files_are_paired_by_their_names(shapes: Path) -> None:
         assert middle[0] == middle[1], name
 
 
-def test_separate_files_that_are_read_as_one_survey_are_noted(
-    shapes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_separate_files_that_are_read_as_one_survey_are_noted(shapes, capsys):
     sides = ("--source", shapes / "coarse", "--target", shapes / "fine", "--tile", 1e4)
     note = "note: 5 files of each side have the same names, and nearly the same place: they become"
     assert run("pairs", *sides, "-o", shapes / "out") == 0
@@ -151,9 +148,7 @@ def test_separate_files_that_are_read_as_one_survey_are_noted(
     assert "same names" not in capsys.readouterr().err
 
 
-def test_names_without_a_partner_are_listed_and_pair_in_order_only_on_request(
-    shapes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_without_a_partner_are_listed_and_pair_in_order_only_on_request(shapes, capsys):
     (shapes / "coarse" / "b.npy").unlink()
     (shapes / "fine" / "more" / "d.xyz").unlink()
     assert separate_pairs(shapes) == 1
@@ -168,9 +163,7 @@ def test_names_without_a_partner_are_listed_and_pair_in_order_only_on_request(
     assert "--source has 3 files and --target 4" in capsys.readouterr().err
 
 
-def test_files_of_one_name_on_one_side_and_an_order_of_no_pairs_are_refused(
-    shapes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_one_name_on_one_side_and_an_order_of_no_pairs_are_refused(shapes, capsys):
     np.savetxt(shapes / "coarse" / "a.txt", np.eye(3))
     assert separate_pairs(shapes) == 1
     assert "a.npy and" in (message := capsys.readouterr().err) and "same name" in message
@@ -179,7 +172,7 @@ def test_files_of_one_name_on_one_side_and_an_order_of_no_pairs_are_refused(
     assert "add --separate" in capsys.readouterr().err
 
 
-def test_validation_takes_whole_blocks(surveys: Path) -> None:
+def test_validation_takes_whole_blocks(surveys):
     dense, out = surveys / "dense_in_one.npy", surveys / "out"
     options = ["--tile", 5, "--min-points", 2, "--block", 2, "--validation", 0.2, "--strip", 1]
     assert run("thin", dense, *options, "-o", out) == 0
@@ -192,7 +185,7 @@ def test_validation_takes_whole_blocks(surveys: Path) -> None:
     assert 0.1 < len(validation) / len(train + validation) < 0.3
 
 
-def test_thinned_pairs_have_the_ratio_and_share_no_point(surveys: Path) -> None:
+def test_thinned_pairs_have_the_ratio_and_share_no_point(surveys):
     dense = surveys / "dense_in_one.npy"
     assert run("thin", dense, "--ratio", 3, "--tile", 20, "-o", surveys / "out") == 0
     for pair in both(surveys / "out").values():
@@ -200,9 +193,7 @@ def test_thinned_pairs_have_the_ratio_and_share_no_point(surveys: Path) -> None:
         assert not set(map(tuple, pair["source"])) & set(map(tuple, pair["target"]))
 
 
-def test_a_bad_file_among_good_ones_is_named_and_left_out(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_among_good_ones_is_named_and_left_out(surveys, capsys):
     bad = surveys / "dense" / "bad.laz"
     bad.write_bytes(b"no LAZ at all")
     assert run("thin", surveys / "dense", "--tile", 20, "-o", surveys / "out") == 1
@@ -236,12 +227,8 @@ def assert_nothing_is_left(folder: Path, before: set[Path]) -> None:
     ],
 )
 def test_what_gives_no_pairs_is_one_line_and_leaves_nothing(
-    arguments: list[str],
-    reason: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    arguments, reason, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     np.save("near.npy", ground(500, 0))
     np.save("far.npy", ground(500, 0) + 1000)
@@ -256,9 +243,7 @@ def test_what_gives_no_pairs_is_one_line_and_leaves_nothing(
     assert_nothing_is_left(tmp_path, before)
 
 
-def test_a_dataset_is_replaced_only_on_request(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_is_replaced_only_on_request(surveys, capsys):
     out, dense = surveys / "out", surveys / "dense_in_one.npy"
     assert run("thin", dense, "--tile", 20, "-o", out) == 0
     assert run("thin", dense, "--tile", 40, "-o", out) == 1
@@ -268,7 +253,7 @@ def test_a_dataset_is_replaced_only_on_request(
     assert len(both(out)) < 16
 
 
-def test_other_files_are_never_replaced(surveys: Path) -> None:
+def test_other_files_are_never_replaced(surveys):
     keep = surveys / "home"
     keep.mkdir()
     (keep / "thesis.txt").write_text("years of work")
@@ -276,9 +261,7 @@ def test_other_files_are_never_replaced(surveys: Path) -> None:
     assert (keep / "thesis.txt").read_text() == "years of work"
 
 
-def test_an_interrupt_leaves_the_old_dataset_and_nothing_else(
-    surveys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_the_old_dataset_and_nothing_else(surveys, monkeypatch):
     out, dense = surveys / "out", surveys / "dense_in_one.npy"
     assert run("thin", dense, "--tile", 20, "-o", out) == 0
     before = set(surveys.iterdir())
@@ -304,16 +287,14 @@ def write_meshes(folder: Path) -> Path:
 
 
 @pytest.fixture
-def meshes(tmp_path: Path) -> Path:
+def meshes(tmp_path) -> Path:
     return write_meshes(tmp_path / "meshes")
 
 
 SMALL = ["--num-source", 40, "--ratio", 2]
 
 
-def test_workers_change_nothing(
-    meshes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_change_nothing(meshes, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "SECONDS_ALONE", 0.0)
     for number in (1, 2):
         options = [*SMALL, "--num-workers", number, "-o", tmp_path / f"with_{number}"]
@@ -345,12 +326,7 @@ def test_workers_change_nothing(
         ),
     ],
 )
-def test_notes_name_what_looks_wrong(
-    make: Callable[[], tuple[np.ndarray, np.ndarray]],
-    note: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_notes_name_what_looks_wrong(make, note, tmp_path, capsys):
     for name, points in zip(("s", "t"), make(), strict=True):
         np.save(tmp_path / f"{name}.npy", points)
     files = ["--source", tmp_path / "s.npy", "--target", tmp_path / "t.npy"]
@@ -358,9 +334,7 @@ def test_notes_name_what_looks_wrong(
     assert note in capsys.readouterr().err
 
 
-def test_heights_are_compared_without_a_validation_split_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heights_are_compared_without_a_validation_split_too(tmp_path, capsys):
     np.save(tmp_path / "s.npy", ground(4_000, 0) - [0, 0, -32])
     np.save(tmp_path / "t.npy", ground(12_000, 1))
     files = ["--source", tmp_path / "s.npy", "--target", tmp_path / "t.npy"]

@@ -13,18 +13,16 @@ from pointup.geometry.surfaces import Surface
 
 
 @pytest.fixture
-def meshes(tmp_path: Path) -> Path:
+def meshes(tmp_path) -> Path:
     return write_meshes(tmp_path / "meshes")
 
 
 @pytest.fixture
-def surveys(tmp_path: Path) -> Path:
+def surveys(tmp_path) -> Path:
     return write_surveys(tmp_path)
 
 
-def test_joined_datasets_keep_their_pairs_surfaces_and_splits(
-    meshes: Path, surveys: Path, tmp_path: Path
-) -> None:
+def test_joined_datasets_keep_their_pairs_surfaces_and_splits(meshes, surveys, tmp_path):
     shapes, tiles, joined = tmp_path / "shapes", tmp_path / "tiles", tmp_path / "joined"
     one = ("--num-workers", 1)
     assert run("meshes", meshes, *SMALL, "--validation", 0.3, "-o", shapes, *one) == 0
@@ -47,9 +45,7 @@ def test_joined_datasets_keep_their_pairs_surfaces_and_splits(
                 assert stored.area == Surface.load(shapes / "surfaces" / original["surface"]).area
 
 
-def test_a_dataset_that_is_spelled_in_two_ways_is_validated_on_once(
-    surveys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_that_is_spelled_in_two_ways_is_validated_on_once(surveys, tmp_path, monkeypatch):
     tiles, joined = tmp_path / "tiles", tmp_path / "joined"
     assert run("thin", surveys / "dense_in_one.npy", "--tile", 20, "-o", tiles) == 0
     (tmp_path / "link").symlink_to(tiles)
@@ -59,9 +55,7 @@ def test_a_dataset_that_is_spelled_in_two_ways_is_validated_on_once(
     assert len(read(joined, "validation")) == len(read(tiles, "validation")) > 0
 
 
-def test_joined_datasets_of_the_same_meshes_train_on_no_validation_mesh(
-    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_joined_datasets_of_the_same_meshes_train_on_no_validation_mesh(meshes, tmp_path, capsys):
     for name in ("a", "b"):
         (meshes / name).mkdir(exist_ok=True)
         options = (*SMALL, "--validation-meshes", meshes / name, "--num-workers", 1)
@@ -86,9 +80,7 @@ def test_joined_datasets_of_the_same_meshes_train_on_no_validation_mesh(
     assert found["validation"] == {"0-most/other", "tetra"}
 
 
-def test_a_dataset_without_validation_pairs_is_joined_for_training_only(
-    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_without_validation_pairs_is_joined_for_training_only(meshes, tmp_path, capsys):
     split, whole = tmp_path / "split", tmp_path / "whole"
     options = ("--num-workers", 1, "--validation-meshes", meshes / "a" / "tetra.off")
     assert (
@@ -109,17 +101,13 @@ def test_a_dataset_without_validation_pairs_is_joined_for_training_only(
     assert len(drawn) == len(opened) > 0
 
 
-def test_a_directory_that_is_not_a_dataset_is_not_joined(
-    surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_that_is_not_a_dataset_is_not_joined(surveys, tmp_path, capsys):
     assert run("join", tmp_path / "missing", "-o", tmp_path / "out") == 1
     assert "missing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_joining_has_no_options_of_a_split(
-    surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_joining_has_no_options_of_a_split(surveys, tmp_path, capsys):
     tiles, joined = tmp_path / "tiles", tmp_path / "joined"
     words = ("--tile", 20, "--num-workers", 1, "--validation", 0)
     assert run("thin", surveys / "dense_in_one.npy", *words, "-o", tiles) == 0

@@ -41,11 +41,8 @@ def rows(points: np.ndarray) -> set[tuple[float, ...]]:
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_pairs_have_no_points_where_only_one_survey_was_flown(
-    is_large: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    is_large, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(regions, "LARGE_BYTES", 0 if is_large else 10**9)
     sparse, plot = survey(6_000, 0), survey(20_000, 1)
     plot = plot[np.hypot(*(plot - CORNER)[:, :2].T - 25) < 18]
@@ -62,9 +59,7 @@ def test_pairs_have_no_points_where_only_one_survey_was_flown(
 
 
 @pytest.mark.parametrize("how", ["own_offsets", "one_file"])
-def test_a_point_that_is_in_the_files_twice_is_in_one_side_of_one_pair(
-    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_point_that_is_in_the_files_twice_is_in_one_side_of_one_pair(how, tmp_path, capsys):
     points = survey(8_000, 0, width=20.0)
     folder = tmp_path / "survey"
     folder.mkdir()
@@ -86,9 +81,7 @@ def test_a_point_that_is_in_the_files_twice_is_in_one_side_of_one_pair(
     assert f"left out {num_repeated:,} points that are at the position" in capsys.readouterr().err
 
 
-def test_separate_files_that_overlap_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_separate_files_that_overlap_are_named(tmp_path, capsys):
     for name, shift in (("a", 0), ("b", 20), ("c", 70)):
         write_las(tmp_path / f"{name}.las", survey(4_000, shift) + np.array([shift, 0, 0]), CORNER)
     files = [tmp_path / f"{name}.las" for name in "abc"]
@@ -100,9 +93,7 @@ def test_separate_files_that_overlap_are_named(
     assert "from every training point of the same file" in capsys.readouterr().out
 
 
-def test_a_file_whose_name_is_not_utf8_is_prepared_and_inspected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_whose_name_is_not_utf8_is_prepared_and_inspected(tmp_path, capsys):
     path = tmp_path / "caf\udce9.las"
     try:
         write_las(path, survey(4_000, 0), CORNER)
@@ -117,8 +108,8 @@ def test_a_file_whose_name_is_not_utf8_is_prepared_and_inspected(
 
 
 def test_a_large_survey_that_leaves_no_pairs_is_tried_again_with_other_options(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(regions, "LARGE_BYTES", 0)
     path = write_las(tmp_path / "plot.las", survey(4_000, 0, width=40.0), CORNER)
     words = ["thin", path, "--tile", 20, "--num-workers", 1, "-o", tmp_path / "out", "--strip"]
@@ -128,9 +119,7 @@ def test_a_large_survey_that_leaves_no_pairs_is_tried_again_with_other_options(
     assert prepare(*words, 2) == 0
 
 
-def test_control_characters_in_names_are_shown_escaped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_in_names_are_shown_escaped(tmp_path, capsys):
     name = "a\x1b[2J\rb"
     np.savetxt(file := tmp_path / f"{name}.xyz", survey(3_000, 0))
     np.savetxt(tmp_path / f"bad{name}.xyz", [[1, 2]])

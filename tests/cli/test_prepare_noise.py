@@ -41,11 +41,8 @@ def heights(out: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("large_bytes", [0, regions.LARGE_BYTES])
 def test_noise_is_left_out_of_pairs_unless_it_is_asked_for(
-    large_bytes: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    large_bytes, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(regions, "LARGE_BYTES", large_bytes)
     num_noise = write_survey(tmp_path / "a.las", slice(0, None, 10)).sum()
     assert prepare("thin", tmp_path / "a.las", "-o", tmp_path / "out") == 0
@@ -59,9 +56,7 @@ def test_noise_is_left_out_of_pairs_unless_it_is_asked_for(
     assert (heights(tmp_path / "all") < -100).sum() == pytest.approx(num_noise, abs=5)
 
 
-def test_a_file_of_noise_alone_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_noise_alone_is_reported(tmp_path, capsys):
     write_survey(tmp_path / "noise.las", slice(None))
     write_survey(tmp_path / "good.las", slice(0, 0))
     words = ("thin", tmp_path / "noise.las", tmp_path / "good.las", "-o", tmp_path / "out")
@@ -70,9 +65,7 @@ def test_a_file_of_noise_alone_is_reported(
     assert heights(tmp_path / "out").min() > -1
 
 
-def test_new_points_of_an_upsampled_file_are_left_out_of_pairs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_points_of_an_upsampled_file_are_left_out_of_pairs(tmp_path, capsys):
     write_survey(tmp_path / "a.las", slice(0, 0))
     las = laspy.read(tmp_path / "a.las")
     las.synthetic = np.arange(3000) >= 1000

@@ -20,7 +20,7 @@ DENSITY = 2 * NUM_PULSES / WIDTH**2
 
 
 @pytest.fixture(scope="module")
-def survey(tmp_path_factory: pytest.TempPathFactory) -> laspy.LasData:
+def survey(tmp_path_factory) -> laspy.LasData:
     """Three passes of the same ground with two returns for each pulse, one of them over a half."""
     rng = np.random.default_rng(0)
     columns = []
@@ -41,7 +41,7 @@ def survey(tmp_path_factory: pytest.TempPathFactory) -> laspy.LasData:
 
 
 @pytest.fixture
-def file(survey: laspy.LasData, tmp_path: Path) -> Path:
+def file(survey, tmp_path) -> Path:
     survey.write(tmp_path / "flown.las")
     return tmp_path / "flown.las"
 
@@ -64,9 +64,7 @@ def pairs_of(folder: Path, survey: laspy.LasData) -> Iterator[tuple[str, np.ndar
             yield row["name"], *found
 
 
-def test_a_source_is_one_pass_and_its_target_are_the_others(
-    file: Path, survey: laspy.LasData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_source_is_one_pass_and_its_target_are_the_others(file, survey, tmp_path, capsys):
     assert prepare(file, "-o", tmp_path / "out") == 0
     table = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
     assert [row[1] for row in table] == ["40", "41", "42"]
@@ -112,12 +110,8 @@ def test_a_source_is_one_pass_and_its_target_are_the_others(
 
 @pytest.mark.parametrize("large_bytes", [0, regions.LARGE_BYTES])
 def test_thinning_to_a_density_keeps_the_returns_of_a_pulse_together(
-    large_bytes: int,
-    file: Path,
-    survey: laspy.LasData,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    large_bytes, file, survey, tmp_path, monkeypatch
+):
     monkeypatch.setattr(regions, "LARGE_BYTES", large_bytes)
     words = (file, "--source-density", "0.7:1.5", "--target-density", 3, "--pairs-per-tile", 1)
     assert prepare(*words, "--validation", 0, "-o", tmp_path / "out") == 0
@@ -134,9 +128,7 @@ def test_thinning_to_a_density_keeps_the_returns_of_a_pulse_together(
     assert source.min() > 0.5 and source.max() < 1.7 and np.ptp(source) > 0.3
 
 
-def test_rounded_times_are_not_those_of_pulses(
-    file: Path, survey: laspy.LasData, tmp_path: Path
-) -> None:
+def test_rounded_times_are_not_those_of_pulses(file, survey, tmp_path):
     rounded = laspy.read(file)
     rounded.gps_time = np.floor(survey.gps_time)
     rounded.write(file)
@@ -148,8 +140,8 @@ def test_rounded_times_are_not_those_of_pulses(
 
 
 def test_a_survey_without_two_passes_is_refused_with_what_is_missing(
-    file: Path, survey: laspy.LasData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    file, survey, tmp_path, capsys
+):
     single = laspy.LasData(survey.header, survey.points[survey.point_source_id == 41])
     single.write(file)
     assert prepare(file, "-o", tmp_path / "out") == 1
@@ -161,7 +153,7 @@ def test_a_survey_without_two_passes_is_refused_with_what_is_missing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_platform_may_turn_while_it_records(tmp_path: Path) -> None:
+def test_a_platform_may_turn_while_it_records(tmp_path):
     xyz = np.random.default_rng(0).random((8000, 3)) * [30, 200, 3]
     las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=6))
     las.header.scales = np.full(3, 1e-4)
@@ -183,8 +175,6 @@ def test_a_platform_may_turn_while_it_records(tmp_path: Path) -> None:
         ("--pairs-per-tile", "0", "must be at least 1"),
     ],
 )
-def test_impossible_options_are_refused(
-    option: str, value: str, message: str, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_options_are_refused(option, value, message, file, capsys):
     assert prepare(file, "-o", file.parent / "out", option, value) == 1
     assert message in capsys.readouterr().err

@@ -33,7 +33,7 @@ def small_regions() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def surveys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def surveys(tmp_path_factory) -> Path:
     """dense/ and sparse/ of 3 x 3 tiles of 50 m, with 2,000 and 600 points each."""
     folder, rng = tmp_path_factory.mktemp("surveys"), np.random.default_rng(0)
     for name, number in (("dense", 2000), ("sparse", 600)):
@@ -58,7 +58,7 @@ def thin(surveys: Path, output: Path, *more: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(surveys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(surveys, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "undisturbed"
     assert prepare(surveys, folder) == 0
     return folder
@@ -71,9 +71,7 @@ def same_files(one: Path, other: Path) -> bool:
     )
 
 
-def test_each_tile_is_a_pair_once_and_no_training_point_is_near_validation(
-    undisturbed: Path,
-) -> None:
+def test_each_tile_is_a_pair_once_and_no_training_point_is_near_validation(undisturbed):
     info = json.loads((undisturbed / "pointup.json").read_text())
     assert info["regions"] > 4 and len(list((undisturbed / "train").glob("*.arrow"))) > 4
     held, names = [], []
@@ -100,7 +98,7 @@ def test_each_tile_is_a_pair_once_and_no_training_point_is_near_validation(
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 )
-def test_a_dense_plot_of_few_blocks_has_validation_pairs(seed: int, tmp_path: Path) -> None:
+def test_a_dense_plot_of_few_blocks_has_validation_pairs(seed, tmp_path):
     corner = np.array([500_003.0, 4_000_007.0, 0.0])
     plot = corner + np.random.default_rng(0).random((20_000, 3)) * [50, 50, 2]
     write_las(tmp_path / "plot.las", plot)
@@ -112,12 +110,8 @@ def test_a_dense_plot_of_few_blocks_has_validation_pairs(seed: int, tmp_path: Pa
 
 
 def test_an_interrupted_command_continues_to_the_same_bytes(
-    surveys: Path,
-    undisturbed: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    surveys, undisturbed, tmp_path, monkeypatch, capsys
+):
     output = tmp_path / "pairs"
     real, made = block_pairs.write_part, []
 
@@ -139,9 +133,7 @@ def test_an_interrupted_command_continues_to_the_same_bytes(
     assert not list(tmp_path.glob(".*")), "nothing is left"
 
 
-def test_thinning_by_regions_gives_the_pairs_of_thinning_at_once(
-    surveys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thinning_by_regions_gives_the_pairs_of_thinning_at_once(surveys, tmp_path, monkeypatch):
     assert thin(surveys, tmp_path / "regions", "--validation", 0) == 0
     assert json.loads((tmp_path / "regions" / "pointup.json").read_text())["regions"] > 4
     monkeypatch.setattr(regions, "LARGE_BYTES", 10**9)
@@ -163,12 +155,8 @@ def interrupted(*_: object) -> bool:
 
 
 def test_a_command_that_is_killed_after_its_last_part_continues_unless_it_is_another(
-    surveys: Path,
-    undisturbed: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    surveys, undisturbed, tmp_path, monkeypatch, capsys
+):
     with monkeypatch.context() as patch:
         patch.setattr(pair_writer, "assemble", interrupted)
         assert prepare(surveys, tmp_path / "pairs") == 130
@@ -183,8 +171,8 @@ def test_a_command_that_is_killed_after_its_last_part_continues_unless_it_is_ano
 
 
 def test_shards_are_joined_by_links_into_the_undisturbed_dataset(
-    surveys: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    surveys, undisturbed, tmp_path, capsys
+):
     shards = [tmp_path / f"shard{k}" for k in (1, 2, 3)]
     for k, shard in enumerate(shards, start=1):
         assert prepare(surveys, shard, "--shard", f"{k}/3") == 0
@@ -208,7 +196,7 @@ def test_shards_are_joined_by_links_into_the_undisturbed_dataset(
 
 
 @pytest.fixture
-def islands(tmp_path: Path) -> Path:
+def islands(tmp_path) -> Path:
     """A plot of 200 m x 40 m with 8,000 points and a far one with 60, for tiles of 10 m."""
     points = np.random.default_rng(1).random((8060, 3)) * [200, 40, 3]
     points += [500_000, 4_000_000, 0]
@@ -224,8 +212,8 @@ def thin_islands(islands: Path, output: Path, *more: object) -> int:
 
 
 def test_shards_without_training_pairs_and_without_any_pairs_are_joined_with_the_others(
-    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    islands, tmp_path, capsys
+):
     held_out = ("--seed", 2)
     assert thin_islands(islands, tmp_path / "undisturbed", *held_out) == 0
     shards, found = [tmp_path / f"shard{k}" for k in range(1, 15)], set()
@@ -243,9 +231,7 @@ def test_shards_without_training_pairs_and_without_any_pairs_are_joined_with_the
     assert same_files(joined, tmp_path / "undisturbed")
 
 
-def test_shards_that_all_have_no_training_pairs_are_not_joined(
-    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_that_all_have_no_training_pairs_are_not_joined(islands, tmp_path, capsys):
     shards = [str(tmp_path / f"shard{k}") for k in (1, 2)]
     for k, shard in enumerate(shards, start=1):
         assert thin_islands(islands, Path(shard), "--shard", f"{k}/2", "--tile", 0.5) == 0
@@ -255,17 +241,15 @@ def test_shards_that_all_have_no_training_pairs_are_not_joined(
     assert not (tmp_path / "joined").exists()
 
 
-def test_more_shards_than_regions_are_refused_for_each_shard(
-    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_shards_than_regions_are_refused_for_each_shard(islands, tmp_path, capsys):
     for k in (1, 400):
         assert thin_islands(islands, tmp_path / "out", "--shard", f"{k}/400") == 1
         assert "regions; give fewer shards" in capsys.readouterr().err
 
 
 def test_a_file_that_can_not_be_used_is_named_once_and_the_rest_is_prepared(
-    surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    surveys, tmp_path, capsys
+):
     copy = tmp_path / "surveys"
     shutil.copytree(surveys, copy)
     (copy / "dense" / "4.las").write_bytes((copy / "dense" / "4.las").read_bytes()[:20_000])
@@ -284,9 +268,7 @@ def test_a_file_that_can_not_be_used_is_named_once_and_the_rest_is_prepared(
     assert len(names) > 400
 
 
-def test_a_small_survey_is_not_sharded(
-    surveys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_small_survey_is_not_sharded(surveys, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(regions, "LARGE_BYTES", 10**9)
     assert prepare(surveys, tmp_path / "pairs", "--shard", "1/2") == 1
     assert "leave it out" in capsys.readouterr().err
@@ -296,9 +278,7 @@ def test_a_small_survey_is_not_sharded(
 
 # In short: an interrupt within the process, above.
 @pytest.mark.slow
-def test_a_command_that_is_killed_twice_continues_to_the_same_bytes(
-    surveys: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_command_that_is_killed_twice_continues_to_the_same_bytes(surveys, undisturbed, tmp_path):
     script = (
         "import sys\nfrom pointup import processes\nfrom pointup.datasets import regions\n"
         "regions.LARGE_BYTES, regions.POINTS_PER_REGION = 0, 1500\n"

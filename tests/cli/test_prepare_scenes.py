@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,13 +22,13 @@ def run(*arguments: object) -> int:
     return main(["prepare", "scenes", *(str(argument) for argument in arguments)])
 
 
-def test_kinds_of_the_command_are_those_of_the_landscapes() -> None:
+def test_kinds_of_the_command_are_those_of_the_landscapes():
     assert ALL_KINDS == KINDS
     assert sum(SHARES) == pytest.approx(1)
     assert len(SHARES) == len(KINDS)
 
 
-def test_validation_scenes_have_a_second_survey_and_their_surface(tmp_path: Path) -> None:
+def test_validation_scenes_have_a_second_survey_and_their_surface(tmp_path):
     options = ["--num-pairs", 4, "--validation", 0.5, "--kinds", "field", "shrubs"]
     assert run(*options, *SMALL, "-o", tmp_path / "out") == 0
     for split in ("train", "validation"):
@@ -53,7 +52,7 @@ def test_validation_scenes_have_a_second_survey_and_their_surface(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_scenes_do_not_depend_on_the_number_of_workers(tmp_path: Path, monkeypatch) -> None:
+def test_scenes_do_not_depend_on_the_number_of_workers(tmp_path, monkeypatch):
     monkeypatch.setattr("pointup.processes.SECONDS_ALONE", 0.0)
     options = ["--num-pairs", 3, "--validation", 0, "--kinds", "field", *SMALL]
     assert run(*options, "-o", tmp_path / "one") == 0
@@ -82,9 +81,7 @@ def test_scenes_do_not_depend_on_the_number_of_workers(tmp_path: Path, monkeypat
         ["--kinds"],
     ],
 )
-def test_options_that_make_no_scene_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
-) -> None:
+def test_options_that_make_no_scene_are_refused_in_one_line(tmp_path, capsys, options):
     assert run(*options, "-o", tmp_path / "out") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert options[0] in line

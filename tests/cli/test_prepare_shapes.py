@@ -18,11 +18,11 @@ from pointup.synthetic.shapes import random_surface
 
 
 @pytest.fixture
-def meshes(tmp_path: Path) -> Path:
+def meshes(tmp_path) -> Path:
     return write_meshes(tmp_path / "meshes")
 
 
-def test_all_pairs_of_a_mesh_are_in_the_same_split(meshes: Path, tmp_path: Path) -> None:
+def test_all_pairs_of_a_mesh_are_in_the_same_split(meshes, tmp_path):
     options = [*SMALL, "--samples-per-mesh", 2, "--samples-for", "cad_*=1"]
     assert run("meshes", meshes, *options, "--validation", 0.3, "-o", tmp_path / "out") == 0
     train = [name.rpartition("/")[0] for name in read(tmp_path / "out", "train")]
@@ -40,7 +40,7 @@ def test_all_pairs_of_a_mesh_are_in_the_same_split(meshes: Path, tmp_path: Path)
         assert len(pair["target_normals"]) == len(pair["target"]) == 80
 
 
-def test_validation_meshes_can_be_named(meshes: Path, tmp_path: Path) -> None:
+def test_validation_meshes_can_be_named(meshes, tmp_path):
     options = [*SMALL, "--validation-meshes", meshes / "a", "--pattern", "random"]
     assert run("meshes", meshes, *options, "-o", tmp_path / "out") == 0
     assert list(read(tmp_path / "out", "validation")) == ["tetra/0-random"]
@@ -48,9 +48,7 @@ def test_validation_meshes_can_be_named(meshes: Path, tmp_path: Path) -> None:
     assert train == {"b/tetra", "other", "cad_1"}
 
 
-def test_two_files_of_one_mesh_are_one_mesh(
-    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_files_of_one_mesh_are_one_mesh(meshes, tmp_path, capsys):
     corners = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\n"
     faces = "f 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
     for name in ("a/tetra.obj", "b/other.obj", "b/lonely.obj"):
@@ -63,7 +61,7 @@ def test_two_files_of_one_mesh_are_one_mesh(
     assert "note: 2 files are of a mesh that another file is of, too" in reported
 
 
-def test_sources_of_meshes_can_have_noise(meshes: Path, tmp_path: Path) -> None:
+def test_sources_of_meshes_can_have_noise(meshes, tmp_path):
     for noise in ("0", "0.01:0.02"):
         options = [*SMALL, "--validation-meshes", meshes / "a", "--noise", noise]
         assert run("meshes", meshes, *options, "-o", tmp_path / noise) == 0
@@ -76,14 +74,12 @@ def test_sources_of_meshes_can_have_noise(meshes: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("noise", ["much", "1:2:3", "-1", "0.3:0.1"])
-def test_impossible_noise_is_refused(
-    noise: str, meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_noise_is_refused(noise, meshes, tmp_path, capsys):
     assert run("meshes", meshes, f"--noise={noise}", "-o", tmp_path / "out") != 0
     assert "noise" in capsys.readouterr().err
 
 
-def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patch_files_are_split_by_shape(tmp_path, capsys):
     rng = np.random.default_rng(0)
     target = rng.random((40, 16, 3))
     target[9] = np.inf
@@ -102,9 +98,7 @@ def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFi
     assert not shapes["train"] & shapes["validation"]
 
 
-def test_a_shape_that_two_patch_files_name_is_in_one_split(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shape_that_two_patch_files_name_is_in_one_split(tmp_path, capsys):
     shapes = {"one": list("abcdefgh"), "two": list("efghijkl")}
     for name, own in shapes.items():
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
@@ -130,7 +124,7 @@ def test_a_shape_that_two_patch_files_name_is_in_one_split(
     assert validation and not train & validation
 
 
-def test_files_of_one_name_give_pairs_of_other_names(meshes: Path, tmp_path: Path) -> None:
+def test_files_of_one_name_give_pairs_of_other_names(meshes, tmp_path):
     for folder in ("one", "two"):
         (tmp_path / "h5" / folder).mkdir(parents=True)
         with h5py.File(tmp_path / "h5" / folder / "a.h5", "w") as file:
@@ -146,7 +140,7 @@ def test_files_of_one_name_give_pairs_of_other_names(meshes: Path, tmp_path: Pat
     assert {name.rpartition("/")[0] for name in validation} == {"b/tetra"}
 
 
-def test_the_default_dataset_has_the_requested_size(tmp_path: Path) -> None:
+def test_the_default_dataset_has_the_requested_size(tmp_path):
     options = ["--num-pairs", 4, "--validation", 0.25, "--num-workers", 1]
     assert run("default", *options, "-o", tmp_path / "out") == 0
     assert len(read(tmp_path / "out", "train")) == 3
@@ -155,8 +149,8 @@ def test_the_default_dataset_has_the_requested_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("share", "all_are_scenes"), [(0, False), (1, True)])
 def test_the_default_dataset_has_the_requested_share_of_scenes(
-    tmp_path: Path, share: int, all_are_scenes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, share, all_are_scenes, monkeypatch
+):
     def quick_scene(rng: np.random.Generator, resample: bool) -> tuple[Pair, Surface]:
         pair, surface = default_dataset.shape_pair(rng, resample)
         return replace(pair, name="scene"), surface
@@ -170,8 +164,8 @@ def test_the_default_dataset_has_the_requested_share_of_scenes(
 
 @pytest.mark.parametrize(("share", "expected"), [(0, [0]), (0.5, range(4, 17)), (1, [20])])
 def test_the_default_dataset_has_the_requested_share_of_close_sides(
-    tmp_path: Path, share: float, expected: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, share, expected, monkeypatch
+):
     surface, _ = random_surface(np.random.default_rng(0))
 
     def quick_shape(
@@ -186,8 +180,6 @@ def test_the_default_dataset_has_the_requested_share_of_close_sides(
     assert sum(name.startswith("close") for name in both(tmp_path / "out")) in expected
 
 
-def test_a_share_of_close_sides_beyond_one_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_share_of_close_sides_beyond_one_is_refused(tmp_path, capsys):
     assert run("default", "--close-sides", 1.5, "-o", tmp_path / "out") != 0
     assert "--close-sides 1.5: must lie in [0, 1]" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -35,7 +34,7 @@ def wait_until(condition: object, seconds: float = 90.0) -> None:
 
 
 @pytest.mark.slow
-def test_every_signal_leaves_nothing_with_one_process_and_with_several(tmp_path: Path) -> None:
+def test_every_signal_leaves_nothing_with_one_process_and_with_several(tmp_path):
     # So many that the command is far from its end when the first pairs are written.
     points = np.random.default_rng(0).random((2_000_000, 3)) * [1000, 1000, 3]
     np.save(tmp_path / "dense.npy", points)

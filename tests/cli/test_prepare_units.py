@@ -30,11 +30,8 @@ def prepare(*words: object) -> int:
 
 @pytest.mark.parametrize("large_bytes", [0, regions.LARGE_BYTES])
 def test_surveys_in_different_units_or_in_degrees_are_refused_before_any_work(
-    large_bytes: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    large_bytes, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(regions, "LARGE_BYTES", large_bytes)
     metres = write_las(tmp_path / "m.las", METRES, 3000)
     feet = write_las(tmp_path / "ft.las", FEET, 900)
@@ -49,9 +46,7 @@ def test_surveys_in_different_units_or_in_degrees_are_refused_before_any_work(
     assert not out.parent.exists()
 
 
-def test_heights_in_another_unit_are_noted_and_the_unit_of_the_pairs_is_unknown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heights_in_another_unit_are_noted_and_the_unit_of_the_pairs_is_unknown(tmp_path, capsys):
     mixed = write_las(tmp_path / "mixed.las", FEET_ABOVE_METRES, 3000)
     out = tmp_path / "pairs"
     assert prepare("thin", mixed, "-o", out, "--ratio", 2) == 0
@@ -61,8 +56,8 @@ def test_heights_in_another_unit_are_noted_and_the_unit_of_the_pairs_is_unknown(
 
 
 def test_datasets_in_feet_and_metres_are_joined_with_a_note_and_not_evaluated_as_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     folders = []
     for name, system in (("feet", FEET), ("metres", METRES)):
         survey = write_las(tmp_path / f"{name}.las", system, 3000)
@@ -77,9 +72,7 @@ def test_datasets_in_feet_and_metres_are_joined_with_a_note_and_not_evaluated_as
     assert expected in capsys.readouterr().err
 
 
-def test_surveys_whose_headers_name_different_systems_are_paired_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_surveys_whose_headers_name_different_systems_are_paired_with_a_note(tmp_path, capsys):
     for name, system in (("a", 25832), ("b", 25833), ("also_a", "EPSG:25832+7837")):
         for number in range(2):
             write_las(tmp_path / f"{name}{number}.las", system, 900 + number)
@@ -102,9 +95,7 @@ def test_surveys_whose_headers_name_different_systems_are_paired_with_a_note(
     assert "UTM zone" not in capsys.readouterr().err
 
 
-def test_surveys_in_different_systems_are_measured_and_shown_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_surveys_in_different_systems_are_measured_and_shown_with_a_note(tmp_path, capsys):
     west, east = (str(write_las(tmp_path / f"{code}.las", code, 300)) for code in (25832, 25833))
     note = f"note: {east}: is in ETRS89 / UTM zone 33N by its header, and {west} in ETRS89 / UTM"
     assert main(["evaluate", "lidar", "--reference", west, "--prediction", east]) == 0

@@ -1,7 +1,5 @@
 """Included files: from a checkout, and from a wheel."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile
@@ -15,13 +13,13 @@ from pointup.cli import main as cli
 from pointup.shipped import shipped_file
 
 
-def test_a_shipped_configuration_is_found_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shipped_configuration_is_found_by_its_name(capsys):
     assert cli.main(["config", "8gpu"]) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path == ROOT / "accelerate_configs" / "8gpu.yaml"
 
 
-def test_without_a_name_all_are_listed_in_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_name_all_are_listed_in_a_line_each(capsys):
     assert cli.main(["config"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for path in [*ROOT.glob("accelerate_configs/*.yaml"), *ROOT.glob("pointup/presets/*.yaml")]:
@@ -29,29 +27,25 @@ def test_without_a_name_all_are_listed_in_a_line_each(capsys: pytest.CaptureFixt
     assert max(map(len, lines)) <= 100
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_one(capsys):
     assert cli.main(["config", "8gp"]) == 1
     assert "did you mean 8gpu?" in capsys.readouterr().err
 
 
-def test_pointup_train_is_train_py(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pointup_train_is_train_py(capsys):
     assert shipped_file("train.py") == ROOT / "train.py"
     assert cli.main(["train", "--steps", "-1"]) == 1
     assert "pointup train: error: " in capsys.readouterr().err
 
 
-def test_the_usage_shows_that_a_name_is_optional(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_usage_shows_that_a_name_is_optional(capsys):
     with pytest.raises(SystemExit):
         cli.main(["config", "--help"])
     assert capsys.readouterr().out.startswith("usage: pointup config [-h] [NAME]\n")
 
 
 @pytest.mark.parametrize("prog", ["train.py", "pointup train"])
-def test_usage_names_the_program_without_its_path(
-    prog: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_names_the_program_without_its_path(prog, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/somewhere/else.py"])
     program = training.main if prog == "train.py" else lambda args: cli.main(["train", *args])
     for words, status in ((["--help"], 0), (["--stpes", "2"], 2)):
@@ -65,7 +59,7 @@ def test_usage_names_the_program_without_its_path(
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_train_py_and_all_configurations(tmp_path: Path) -> None:
+def test_a_wheel_holds_train_py_and_all_configurations(tmp_path):
     words = [
         sys.executable,
         "-m",

@@ -25,7 +25,7 @@ from pointup.training.config import TrainConfig, as_dict, parse_command_line
 
 
 @pytest.fixture
-def run(tmp_path: Path, data: Path) -> Path:
+def run(tmp_path, data) -> Path:
     path = make_run(tmp_path / "run", data, 1e-3, [0.97, 0.9, 0.93])
     torch.manual_seed(0)
     upsampler = Upsampler(**SMALL)
@@ -38,8 +38,8 @@ def run(tmp_path: Path, data: Path) -> Path:
 
 @pytest.mark.usefixtures("small_panels")
 def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
-    run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    run, data, tmp_path, capsys
+):
     folder = tmp_path / "hub"
     words = ["push", str(run), "me/wavy", "--license", "cc-by-4.0", "--dry-run", str(folder)]
     assert main([*words, "--limits", "Only sheets."]) == 0
@@ -69,9 +69,7 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
     assert "](validation.png)" in card.text and imread(folder / "validation.png").ndim == 3
 
 
-def test_the_steps_of_a_card_reach_to_the_evaluation_that_ended_the_run(
-    run: Path, tmp_path: Path
-) -> None:
+def test_the_steps_of_a_card_reach_to_the_evaluation_that_ended_the_run(run, tmp_path):
     record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}},
               "is_kept": True}  # fmt: skip
     (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
@@ -91,17 +89,15 @@ def test_the_steps_of_a_card_reach_to_the_evaluation_that_ended_the_run(
     ],
 )
 def test_the_limits_of_a_card_say_whether_the_model_is_better_than_the_midpoint_baseline(
-    share: float, verdict: str | None, tmp_path: Path, data: Path
-) -> None:
+    share, verdict, tmp_path, data
+):
     path = make_run(tmp_path / "run", data, 1e-3, [share])
     card = card_of_run(read_run(path, "run"), Upsampler(**SMALL), "me/wavy", "mit", "", "")
     found = [line for line in card.splitlines() if "On its validation data" in line]
     assert found == ([f"- On its validation data the model is {verdict}."] if verdict else [])
 
 
-def test_the_hub_reads_datasets_base_model_and_figures_from_the_metadata_of_a_card(
-    run: Path, data: Path
-) -> None:
+def test_the_hub_reads_datasets_base_model_and_figures_from_the_metadata_of_a_card(run, data):
     read = read_run(run, "run")
     names = ["somebody/forest_pairs", str(data)]
     for used, datasets in ((names, names[:1]), (names[:1], names[:1]), (names[1:], None)):
@@ -120,7 +116,7 @@ def test_the_hub_reads_datasets_base_model_and_figures_from_the_metadata_of_a_ca
     assert card.data.base_model is None
 
 
-def test_a_card_has_the_unit_of_the_surveys(tmp_path: Path) -> None:
+def test_a_card_has_the_unit_of_the_surveys(tmp_path):
     sheet = tmp_path / "pairs"
     # Simulated scenes are in metres.
     write_pairs([pair(0)], [pair(1)], sheet, info={"made_by": "tests", "recipe": 1})
@@ -129,7 +125,7 @@ def test_a_card_has_the_unit_of_the_surveys(tmp_path: Path) -> None:
     assert "| Chamfer, m | 0.45 | 0.5 |" in card
 
 
-def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None:
+def test_the_command_of_a_card_repeats_the_options_of_the_run(run):
     changed = TrainConfig(
         data=(), output_dir=Path("out"), steps=7, augment=False, crop=True, num_pictures=1,
         train_only=("offset",), log_with=("tensorboard", "wandb"),
@@ -143,9 +139,7 @@ def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None
     assert parsed == json.loads(json.dumps(options))
 
 
-def test_a_run_without_its_dataset_has_a_card_without_a_picture(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_its_dataset_has_a_card_without_a_picture(run, tmp_path, capsys):
     options = json.loads((run / "config.json").read_text()) | {"data": [str(tmp_path / "gone")]}
     (run / "config.json").write_text(json.dumps(options))
     folder = tmp_path / "hub"
@@ -157,7 +151,7 @@ def test_a_run_without_its_dataset_has_a_card_without_a_picture(
 
 
 @pytest.mark.usefixtures("small_panels")
-def test_a_repository_may_have_the_name_of_a_cloud(run: Path, tmp_path: Path) -> None:
+def test_a_repository_may_have_the_name_of_a_cloud(run, tmp_path):
     pictures = []
     for repo in ("target", "wavy"):
         folder = tmp_path / repo
@@ -168,7 +162,7 @@ def test_a_repository_may_have_the_name_of_a_cloud(run: Path, tmp_path: Path) ->
     assert pictures[0] == pictures[1], "the model's output is drawn"
 
 
-def test_a_model_keeps_a_card_that_was_written_by_hand(run: Path, tmp_path: Path) -> None:
+def test_a_model_keeps_a_card_that_was_written_by_hand(run, tmp_path):
     for number, (card, expected) in enumerate(
         ((None, "its figures are not stated"), ("# Mine\n\nOf my scans.\n", "Of my scans."))
     ):
@@ -181,9 +175,7 @@ def test_a_model_keeps_a_card_that_was_written_by_hand(run: Path, tmp_path: Path
         assert expected in written.text and written.data.license == "mit"
 
 
-def test_a_push_sends_all_files_to_a_repository_that_it_makes(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_push_sends_all_files_to_a_repository_that_it_makes(run, monkeypatch, capsys):
     model = run / "model"
     with local_hub(monkeypatch) as hub:
         assert main(["push", str(model), "me/wavy", "--license", "mit", "--private"]) == 0
@@ -208,9 +200,9 @@ def test_a_push_sends_all_files_to_a_repository_that_it_makes(
     ],
 )
 def test_wrong_words_are_refused_before_the_work(
-    words: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    words, message, run, capsys,
+    monkeypatch
+):  # fmt: skip
     monkeypatch.chdir(run)
     assert main(["push", str(run), *words]) == 1
     assert message in capsys.readouterr().err

@@ -38,7 +38,7 @@ class Feedback:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def script(monkeypatch, capsys) -> dict[str, Any]:
     class Stopped(Exception):
         pass
 
@@ -49,7 +49,7 @@ def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     return runpy.run_path(capsys.readouterr().out.strip())
 
 
-def test_progress_and_messages_reach_qgis_and_a_failure_is_told(script: dict[str, Any]) -> None:
+def test_progress_and_messages_reach_qgis_and_a_failure_is_told(script):
     feedback = Feedback()
     script["run"]([sys.executable, "-c", f"{LINES} print('done')"], feedback)
     assert feedback.shown == [25] and feedback.messages[-1] == "done"
@@ -60,7 +60,7 @@ def test_progress_and_messages_reach_qgis_and_a_failure_is_told(script: dict[str
         script["run"](["/no/pointup"], feedback)
 
 
-def test_cancel_ends_the_program(script: dict[str, Any], tmp_path: Path) -> None:
+def test_cancel_ends_the_program(script, tmp_path):
     late = tmp_path / "late"
     program = f"import time; {LINES} time.sleep(30); open({str(late)!r}, 'w')"
     script["run"]([sys.executable, "-c", program], Feedback(cancels=True))
@@ -69,11 +69,8 @@ def test_cancel_ends_the_program(script: dict[str, Any], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("readable", [(".vpc", ".laz"), (".laz",), ()])
 def test_the_list_of_the_files_is_loaded_or_each_file_where_qgis_cannot_read_it(
-    readable: tuple[str, ...],
-    script: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    readable, script, tmp_path, monkeypatch
+):
     for name in ("out.vpc", "a.laz", "sub/b.laz", "note.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -99,7 +96,7 @@ def test_the_list_of_the_files_is_loaded_or_each_file_where_qgis_cannot_read_it(
 
 @pytest.mark.slow
 @pytest.mark.skipif(QGIS is None, reason="no QGIS: apt-get install qgis")
-def test_qgis_upsamples_a_folder(tmp_path: Path) -> None:
+def test_qgis_upsamples_a_folder(tmp_path):
     assert QGIS is not None
     scripts = tmp_path / "profiles" / "default" / "processing" / "scripts"
     scripts.mkdir(parents=True)

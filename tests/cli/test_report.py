@@ -33,7 +33,7 @@ def pair(number: int) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("report") / "pairs"
     write_pairs([pair(0)], [pair(n) for n in range(1, 5)], path, info={"made_by": "tests"})
     return path
@@ -67,9 +67,7 @@ def cells_of(html: str) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("small_panels")
-def test_a_report_has_best_evaluations_options_that_differ_and_samples(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_has_best_evaluations_options_that_differ_and_samples(data, tmp_path, capsys):
     # Names of clouds, too.
     first, second = names = [f"run {tmp_path / name}" for name in ("target", "source")]
     runs = [
@@ -96,7 +94,7 @@ def test_a_report_has_best_evaluations_options_that_differ_and_samples(
     assert "open it in a browser" in capsys.readouterr().out
 
 
-def test_a_report_without_its_dataset_says_what_is_missing(data: Path, tmp_path: Path) -> None:
+def test_a_report_without_its_dataset_says_what_is_missing(data, tmp_path):
     run = make_run(tmp_path / "run", tmp_path / "gone", 0.003, [0.9])
     assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -105,8 +103,8 @@ def test_a_report_without_its_dataset_says_what_is_missing(data: Path, tmp_path:
 
 @pytest.mark.usefixtures("small_panels")
 def test_data_relative_to_the_folder_of_training_is_named_so_elsewhere(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    data, tmp_path, monkeypatch, capsys
+):
     for name in ("pairs", "own/pairs"):
         # The second one could be a name on the Hub.
         run = make_run(tmp_path / name.replace("/", "_"), Path(name), 0.003, [0.9])
@@ -120,14 +118,14 @@ def test_data_relative_to_the_folder_of_training_is_named_so_elsewhere(
     assert len(samples.scenes) == 3
 
 
-def test_one_run_is_compared_with_the_defaults(data: Path, tmp_path: Path) -> None:
+def test_one_run_is_compared_with_the_defaults(data, tmp_path):
     run = read_run(make_run(tmp_path / "run", data, 0.02, [0.9]), "run")
     assert differing_options([run]) == {"data": [[str(data)], []], "learning_rate": [0.02, 0.003]}
     assert run.best and run.best["step"] == 10
     assert len(run.steps) == 40, "the incomplete last line is left out"
 
 
-def test_curves_are_named_by_their_runs_whatever_the_names(data: Path, tmp_path: Path) -> None:
+def test_curves_are_named_by_their_runs_whatever_the_names(data, tmp_path):
     names = ["_first", "cost $\\foo$", "$1e-3$ <&>"]
     runs = read_runs([make_run(tmp_path / name, data, 0.003, [0.9]) for name in names])
     charts = curve_charts(runs)
@@ -137,7 +135,7 @@ def test_curves_are_named_by_their_runs_whatever_the_names(data: Path, tmp_path:
         assert [text for text in texts if text in names] == names
 
 
-def test_the_length_of_a_run_is_its_last_known_step(data: Path, tmp_path: Path) -> None:
+def test_the_length_of_a_run_is_its_last_known_step(data, tmp_path):
     path = make_run(tmp_path / "run", data, 0.02, [])
     record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}},
               "is_kept": True}  # fmt: skip
@@ -152,7 +150,7 @@ def test_the_length_of_a_run_is_its_last_known_step(data: Path, tmp_path: Path) 
     assert read_run(path, "run").last_step == 0
 
 
-def test_peak_memory_is_the_largest_of_the_run(data: Path, tmp_path: Path) -> None:
+def test_peak_memory_is_the_largest_of_the_run(data, tmp_path):
     path = make_run(tmp_path / "run", data, 0.02, [0.9])
     lines = (path / "metrics.jsonl").read_text().splitlines()[:40]
     records = [json.loads(line) for line in lines]
@@ -172,9 +170,7 @@ def rows_of_validation(runs: list[Path]) -> tuple[str, list[str]]:
     return note[1] if note else "", [row[0] for row in cells_of(section)[1:]]
 
 
-def test_the_unit_of_the_surveys_is_named_where_the_runs_have_the_same(
-    data: Path, tmp_path: Path
-) -> None:
+def test_the_unit_of_the_surveys_is_named_where_the_runs_have_the_same(data, tmp_path):
     metres = tmp_path / "scenes"
     write_pairs([pair(0)], [pair(1)], metres, info={"made_by": "tests", "recipe": 1})
     first, second, unknown = (
@@ -190,7 +186,7 @@ def test_the_unit_of_the_surveys_is_named_where_the_runs_have_the_same(
 
 
 @pytest.mark.usefixtures("small_panels")
-def test_each_sample_has_the_unit_of_its_own_dataset(data: Path, tmp_path: Path) -> None:
+def test_each_sample_has_the_unit_of_its_own_dataset(data, tmp_path):
     write_pairs([pair(0)], [pair(n) for n in range(5, 7)], tmp_path / "metres", {"recipe": 1})
     run = make_run(tmp_path / "run", data, 0.003, [0.9])
     options = json.loads((run / "config.json").read_text())
@@ -202,7 +198,7 @@ def test_each_sample_has_the_unit_of_its_own_dataset(data: Path, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("small_panels")
-def test_runs_and_datasets_may_have_names_that_are_not_utf8(data: Path, tmp_path: Path) -> None:
+def test_runs_and_datasets_may_have_names_that_are_not_utf8(data, tmp_path):
     folder = tmp_path / "caf\udce9"
     try:
         folder.mkdir()
@@ -218,7 +214,7 @@ def test_runs_and_datasets_may_have_names_that_are_not_utf8(data: Path, tmp_path
         assert "run\\xe9" in html and "pairs\\xe9" in html
 
 
-def test_references_that_differ_are_those_of_each_run(data: Path, tmp_path: Path) -> None:
+def test_references_that_differ_are_those_of_each_run(data, tmp_path):
     runs = [make_run(tmp_path / name, data, 0.003, [0.9]) for name in ("city", "forest", "hill")]
     not_yet = make_run(tmp_path / "not yet", data, 0.003, [])
     baseline = "midpoints (no network)"
@@ -235,9 +231,7 @@ def test_references_that_differ_are_those_of_each_run(data: Path, tmp_path: Path
     assert ">midpoint baseline<" in chart
 
 
-def test_references_of_another_device_or_with_fewer_metrics_are_the_same(
-    data: Path, tmp_path: Path
-) -> None:
+def test_references_of_another_device_or_with_fewer_metrics_are_the_same(data, tmp_path):
     runs = [make_run(tmp_path / name, data, 0.003, [0.9]) for name in ("a", "b")]
     lines = (runs[1] / "metrics.jsonl").read_text()
     for figures in ('{"chamfer": 0.50001}', '{"hausdorff": 1.0, "chamfer": 0.5}', "{}"):
@@ -245,13 +239,13 @@ def test_references_of_another_device_or_with_fewer_metrics_are_the_same(
         assert rows_of_validation(runs) == ("", ["a", "b", "midpoints (no network)"])
 
 
-def test_a_run_that_is_named_twice_counts_once(data: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_named_twice_counts_once(data, tmp_path):
     run = make_run(tmp_path / "run", data, 0.003, [0.9])
     (tmp_path / "link").symlink_to(run)
     assert [r.name for r in read_runs([run, tmp_path / "link", run])] == ["run"]
 
 
-def test_the_best_evaluation_is_that_of_the_saved_model(data: Path, tmp_path: Path) -> None:
+def test_the_best_evaluation_is_that_of_the_saved_model(data, tmp_path):
     path = make_run(tmp_path / "run", data, 0.02, [0.9, 0.8])
     lines = (path / "metrics.jsonl").read_text().splitlines()[:-1]
     # The model failed on a cloud, so that it was not saved.
@@ -261,15 +255,13 @@ def test_the_best_evaluation_is_that_of_the_saved_model(data: Path, tmp_path: Pa
     assert run.best and run.best["step"] == 20
 
 
-def test_a_directory_that_is_no_run_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_that_is_no_run_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "a.html")]) == 1
     assert "no run of train.py" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_viewer_within_a_report_opens_without_an_error(data: Path, tmp_path: Path) -> None:
+def test_the_viewer_within_a_report_opens_without_an_error(data, tmp_path):
     run = make_run(tmp_path / "run", data, 0.003, [0.9])
     out = tmp_path / "report.html"
     assert main(["report", str(run), "-o", str(out)]) == 0

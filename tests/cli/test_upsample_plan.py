@@ -23,21 +23,21 @@ def plan_of(folder: Path, *names: str) -> UpsamplePlan:
     return plan_surveys(jobs, separate=False)
 
 
-def test_surveys_of_one_place_in_one_folder_are_reported(tmp_path: Path) -> None:
+def test_surveys_of_one_place_in_one_folder_are_reported(tmp_path):
     plan = plan_of(tmp_path / "all", "2021.las", "2022.las", "2023.las")
     assert [len(survey) for survey in plan.surveys] == [1, 1, 1]
     (note,) = plan.notes
     assert "2021.las and 2 more lie over each other" in note and "apart" in note
 
 
-def test_surveys_of_one_place_in_folders_of_their_own_are_reported(tmp_path: Path) -> None:
+def test_surveys_of_one_place_in_folders_of_their_own_are_reported(tmp_path):
     plan = plan_of(tmp_path / "all", "2021/a.las", "2022/a.las")
     assert [len(survey) for survey in plan.surveys] == [1, 1]
     (note,) = plan.notes
     assert "each folder is taken for a survey" in note
 
 
-def test_shapes_on_top_of_each_other_are_nothing_to_report(tmp_path: Path) -> None:
+def test_shapes_on_top_of_each_other_are_nothing_to_report(tmp_path):
     plan = plan_of(tmp_path / "all", "chair.ply", "lamp.ply")
     assert [len(survey) for survey in plan.surveys] == [1, 1]
     assert plan.notes == []

@@ -20,9 +20,7 @@ def write_landscape(path: Path, num_points: int, seed: int, east: float = 0.0) -
     return path
 
 
-def test_view_shows_files_and_folders_beside_a_reference(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_view_shows_files_and_folders_beside_a_reference(tmp_path, capsys):
     (tmp_path / "tiles").mkdir()
     for part in range(2):
         write_landscape(tmp_path / "tiles" / f"{part}.laz", 600, part)
@@ -38,7 +36,7 @@ def test_view_shows_files_and_folders_beside_a_reference(
     assert "reference: 2,000 points, 1,500 of them shown" in capsys.readouterr().out
 
 
-def test_upsample_writes_a_page_of_before_and_after_with_new_points_marked(tmp_path: Path) -> None:
+def test_upsample_writes_a_page_of_before_and_after_with_new_points_marked(tmp_path):
     source = write_landscape(tmp_path / "a.laz", 500, 0)
     page = tmp_path / "page.html"
     words = ["upsample", str(source), "-o", str(tmp_path / "b.laz"), "--view", str(page)]
@@ -50,9 +48,7 @@ def test_upsample_writes_a_page_of_before_and_after_with_new_points_marked(tmp_p
     assert scene["channels"]["distance"]["high"] > 0
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_the_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path, capsys):
     source = write_landscape(tmp_path / "a.laz", 500, 0)
     words = ["upsample", str(source), "-o", str(tmp_path / "b.laz"), "--view", "page.pdf"]
     assert main(words) == 1
@@ -69,9 +65,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
         ("", "--names: reference is the name of the --reference"),
     ],
 )
-def test_names_are_different_ones_of_each_input(
-    names: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_different_ones_of_each_input(names, message, tmp_path, capsys):
     paths = [str(write_landscape(tmp_path / f"{n}.laz", 50, 0)) for n in ("a", "reference", "c")]
     words = ["view", *paths[:2], "--reference", paths[2], "-o", str(tmp_path / "p.html")]
     assert main([*words, *(["--names", *names.split()] if names else [])]) == 1
@@ -80,7 +74,7 @@ def test_names_are_different_ones_of_each_input(
     assert "--names: a name is empty" in capsys.readouterr().err
 
 
-def test_the_reference_is_named_so_with_and_without_names(tmp_path: Path) -> None:
+def test_the_reference_is_named_so_with_and_without_names(tmp_path):
     paths = [str(write_landscape(tmp_path / f"{name}.laz", 50, 0)) for name in ("a", "drone")]
     page = tmp_path / "p.html"
     words = ["view", paths[0], "--reference", paths[1], "-o", str(page)]
@@ -89,7 +83,7 @@ def test_the_reference_is_named_so_with_and_without_names(tmp_path: Path) -> Non
         assert [layer["name"] for layer in scenes_of(page)[0]["layers"]] == names
 
 
-def test_folders_keep_what_follows_a_dot(tmp_path: Path) -> None:
+def test_folders_keep_what_follows_a_dot(tmp_path):
     for name in ("survey.2019", "survey.2021"):
         (tmp_path / name).mkdir()
         write_landscape(tmp_path / name / "a.laz", 50, 0)
@@ -100,7 +94,7 @@ def test_folders_keep_what_follows_a_dot(tmp_path: Path) -> None:
     assert [layer["name"] for layer in scene["layers"]] == ["survey.2019", "survey.2021"]
 
 
-def test_a_survey_without_a_survey_format_opens_with_its_heights(tmp_path: Path) -> None:
+def test_a_survey_without_a_survey_format_opens_with_its_heights(tmp_path):
     # A plot that is higher than it is wide.
     points = np.random.default_rng(0).random((400, 3)) * [8, 5, 25]
     write_points(tmp_path / "plot.ply", PointCloud(points))
@@ -112,9 +106,7 @@ def test_a_survey_without_a_survey_format_opens_with_its_heights(tmp_path: Path)
         assert scene["up"] == up
 
 
-def test_clouds_that_do_not_overlap_are_named_with_their_distance(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clouds_that_do_not_overlap_are_named_with_their_distance(tmp_path, capsys):
     paths = {
         name: str(write_landscape(tmp_path / f"{name}.laz", 900, seed, east))
         for seed, (name, east) in enumerate({"a": 0, "b": 30, "next": 90.2, "far": 5060}.items())

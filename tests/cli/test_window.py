@@ -37,9 +37,7 @@ def drawn(
 
 @pytest.mark.parametrize("with_originals", [True, False])
 @pytest.mark.parametrize("most", [10_000, 1_000_000])
-def test_the_counts_are_those_of_the_whole_cloud(
-    with_originals: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_counts_are_those_of_the_whole_cloud(with_originals, most, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_POINTS_OF_WINDOW", most)
     before, after, options = drawn(tmp_path, Path("in.ply"), with_originals, monkeypatch)
     assert options["totals"] == (30_000, 60_000 if with_originals else 30_000)
@@ -49,7 +47,7 @@ def test_the_counts_are_those_of_the_whole_cloud(
     assert len(after) == pytest.approx((1 + with_originals) * 30_000 * shown, rel=0.1)
 
 
-def test_the_unit_is_that_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unit_is_that_of_the_file(tmp_path, monkeypatch):
     write_las(tmp_path / "in.las", np.empty((0, 3)), system=2994)
     _, _, options = drawn(tmp_path, tmp_path / "in.las", True, monkeypatch)
     assert options["unit"] == "ft" and options["vertical"]

@@ -1,7 +1,5 @@
 """The processes of `pointup upsample`, and the devices that they use."""
 
-from __future__ import annotations
-
 import os
 from unittest import mock
 
@@ -16,11 +14,8 @@ from pointup.cli.worker_group import shared_device
     [(5, "", torch.device("cuda", 1)), (2, "", None), (5, "true", None)],
 )
 def test_more_processes_than_devices_share_them_in_a_group_on_the_cpu(
-    num_processes: int,
-    use_cpu: str,
-    expected: torch.device | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    num_processes, use_cpu, expected, monkeypatch
+):
     environment = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": str(num_processes)}
     for name, value in {**environment, "ACCELERATE_USE_CPU": use_cpu}.items():
         monkeypatch.setenv(name, value)

@@ -38,7 +38,7 @@ CLOUDS = {
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", CLOUDS)
-def test_thinning_keeps_the_exact_number_of_distinct_points(name: str, pattern: str) -> None:
+def test_thinning_keeps_the_exact_number_of_distinct_points(name, pattern):
     cloud = CLOUDS[name]
     for ratio in (1, 1.5, 4, 7.3, 100):
         index = thin(cloud, ratio, pattern, np.random.default_rng(1))
@@ -48,7 +48,7 @@ def test_thinning_keeps_the_exact_number_of_distinct_points(name: str, pattern: 
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_thinning_depends_only_on_the_generator(pattern: str) -> None:
+def test_thinning_depends_only_on_the_generator(pattern):
     cloud = CLOUDS["sphere"]
     first, again, other = (thin(cloud, 4, pattern, np.random.default_rng(s)) for s in (1, 1, 2))
     assert np.array_equal(first, again)
@@ -59,7 +59,7 @@ def spacing(points: np.ndarray) -> np.ndarray:
     return cKDTree(points).query(points, 2)[0][:, 1]
 
 
-def test_poisson_points_are_evenly_spaced_and_random_points_are_not() -> None:
+def test_poisson_points_are_evenly_spaced_and_random_points_are_not():
     cloud = make_sphere(8000)
     even, random = (
         spacing(cloud[thin(cloud, 8, pattern, np.random.default_rng(0))])
@@ -79,7 +79,7 @@ def anisotropy(points: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_scan_lines_are_further_apart_than_the_points_along_them(seed: int) -> None:
+def test_scan_lines_are_further_apart_than_the_points_along_them(seed):
     rng = np.random.default_rng(seed)
     ground = rng.random((40_000, 3)) * [60, 60, 0] + [4e5, 5.1e6, 3]
     ground[:, 2] += 0.2 * (ground[:, 0] - 4e5)
@@ -92,14 +92,14 @@ def test_scan_lines_are_further_apart_than_the_points_along_them(seed: int) -> N
     assert gaps.max() < 3 * np.sqrt(8 * 60 * 60 / len(ground))
 
 
-def test_scan_lines_reach_walls_and_all_sides_of_shapes() -> None:
+def test_scan_lines_reach_walls_and_all_sides_of_shapes():
     sphere = make_sphere(20_000)
     kept = sphere[thin(sphere, 8, "scanline", np.random.default_rng(0))]
     gaps = cKDTree(kept).query(sphere)[0]
     assert gaps.max() < 4 * np.sqrt(4 * np.pi / len(kept))
 
 
-def test_scan_lines_keep_points_on_the_ground_and_above_it() -> None:
+def test_scan_lines_keep_points_on_the_ground_and_above_it():
     rng = np.random.default_rng(0)
     floors = rng.random((40_000, 3)) * [60, 60, 0] + [0, 0, 5] * rng.integers(0, 2, (40_000, 1))
     kept = floors[thin(floors, 8, "scanline", rng)]
@@ -109,7 +109,7 @@ def test_scan_lines_keep_points_on_the_ground_and_above_it() -> None:
         assert anisotropy(lines) > 1.6
 
 
-def test_impossible_thinning_is_an_error() -> None:
+def test_impossible_thinning_is_an_error():
     rng = np.random.default_rng(0)
     with pytest.raises(ConfigError, match="'zigzag': must be one of random, poisson, scanline"):
         thin(np.zeros((4, 3)), 2, "zigzag", rng)
@@ -131,9 +131,7 @@ def distance_from_middle(points: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("density", [0.3, 1, 30])
-def test_points_beyond_a_round_survey_are_left_out_up_to_the_width_of_a_cell(
-    density: float,
-) -> None:
+def test_points_beyond_a_round_survey_are_left_out_up_to_the_width_of_a_cell(density):
     sparse, plot = survey(density, 0), survey(100, 1)
     plot = plot[distance_from_middle(plot) < 13]
     kept_sparse, kept_plot = on_common_ground([sparse, plot], 10.0)
@@ -144,7 +142,7 @@ def test_points_beyond_a_round_survey_are_left_out_up_to_the_width_of_a_cell(
     assert kept_plot.all()
 
 
-def test_small_holes_of_a_survey_are_kept_and_large_ones_left_out() -> None:
+def test_small_holes_of_a_survey_are_kept_and_large_ones_left_out():
     sparse, dense = survey(4, 0), survey(100, 1)
     for width, is_kept in ((2.0, True), (10.0, False)):
         around = distance_from_middle(dense) > width / 2
@@ -153,7 +151,7 @@ def test_small_holes_of_a_survey_are_kept_and_large_ones_left_out() -> None:
         assert (kept[middle] == is_kept).all()
 
 
-def test_a_block_cut_out_of_a_large_survey_loses_no_points_along_its_border() -> None:
+def test_a_block_cut_out_of_a_large_survey_loses_no_points_along_its_border():
     for density in (0.3, 1, 8):
         sparse, dense = survey(density, 0), survey(50, 1)
         kept_sparse, kept_dense = on_common_ground([sparse, dense], 10.0)
@@ -161,6 +159,6 @@ def test_a_block_cut_out_of_a_large_survey_loses_no_points_along_its_border() ->
         assert kept_dense.mean() > 0.99
 
 
-def test_clouds_without_points_have_no_ground_in_common() -> None:
+def test_clouds_without_points_have_no_ground_in_common():
     kept = on_common_ground([survey(1, 0), np.empty((0, 3))], 10.0)
     assert [len(mask) for mask in kept] == [1600, 0] and not kept[0].any()

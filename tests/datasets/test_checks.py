@@ -9,7 +9,6 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from accelerate import Accelerator
 from datasets import Dataset
 from runs import options
 
@@ -53,7 +52,7 @@ REASONS = {
 
 
 @pytest.fixture
-def damaged(tmp_path: Path) -> Path:
+def damaged(tmp_path) -> Path:
     """A dataset whose splits have a good sample before each bad sample."""
     folder = tmp_path / "pairs"
     good = [
@@ -68,7 +67,7 @@ def damaged(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_bad_column_is_found_and_good_samples_are_not(damaged: Path) -> None:
+def test_every_bad_column_is_found_and_good_samples_are_not(damaged):
     found = open_samples(damaged, "train").bad_samples(5)
     assert [sample.name for sample in found] == list(REASONS)
     assert [sample.index for sample in found] == [1, 3, 5, 7]
@@ -76,9 +75,7 @@ def test_every_bad_column_is_found_and_good_samples_are_not(damaged: Path) -> No
         assert REASONS[sample.name] in sample.reason
 
 
-def test_training_leaves_bad_samples_out_and_names_them(
-    damaged: Path, accelerator: Accelerator
-) -> None:
+def test_training_leaves_bad_samples_out_and_names_them(damaged, accelerator):
     config = options(damaged, damaged.parent / "run")
     data = open_training_data(config, accelerator)
     for part in (data.train, data.validation):
@@ -92,7 +89,7 @@ def test_training_leaves_bad_samples_out_and_names_them(
     assert all(path is not None and path.is_file() for path in files)
 
 
-def test_a_missing_point_makes_only_its_own_sample_bad() -> None:
+def test_a_missing_point_makes_only_its_own_sample_bad():
     whole = pack_points([cloud(6), cloud(7), cloud(8)])
     triples = pa.array([[0.0, 0.0, 0.0], None, [1.0, 1.0, 1.0]], pa.list_(pa.float32(), 3))
     hurt = pa.ListArray.from_arrays(pa.array([0, 3], pa.int32()), triples)
@@ -121,8 +118,8 @@ def test_a_missing_point_makes_only_its_own_sample_bad() -> None:
     ],
 )
 def test_missing_values_of_a_column_raise_one_line_with_the_dataset_and_the_remedy(
-    column: str, values: list[Any], tmp_path: Path
-) -> None:
+    column, values, tmp_path
+):
     points = [cloud(8).tolist()] * 2
     given = Dataset.from_dict({"source": points, "target": points, column: values})
     given.save_to_disk(tmp_path / "given")
@@ -133,7 +130,7 @@ def test_missing_values_of_a_column_raise_one_line_with_the_dataset_and_the_reme
     assert "\n" not in str(error.value)
 
 
-def test_the_column_vertical_may_have_missing_values(tmp_path: Path) -> None:
+def test_the_column_vertical_may_have_missing_values(tmp_path):
     points = [cloud(8).tolist()] * 3
     columns = {"source": points, "target": points, "vertical": [None, True, False]}
     features = datasets.Dataset.from_dict(columns)
@@ -145,7 +142,7 @@ def test_the_column_vertical_may_have_missing_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../state.json", "a/../../x.npz", "/etc/passwd", "link", "links/a", "loop", "a\0b"]
 )
-def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path: Path, name: str) -> None:
+def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path, name):
     surfaces, outside = tmp_path / "data" / "surfaces", tmp_path / "outside"
     surfaces.mkdir(parents=True)
     outside.mkdir()
@@ -157,14 +154,14 @@ def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path: Path, name: s
         surface_path(tmp_path / "data", name)
 
 
-def test_a_surface_path_of_a_linked_dataset_is_in_its_folder(tmp_path: Path) -> None:
+def test_a_surface_path_of_a_linked_dataset_is_in_its_folder(tmp_path):
     (tmp_path / "data" / "surfaces" / "deep").mkdir(parents=True)
     (tmp_path / "linked").symlink_to(tmp_path / "data")
     for dataset in ("data", "linked", "linked/../data"):
         assert surface_path(tmp_path / dataset, "deep/a.npz").name == "a.npz"
 
 
-def test_pairs_whose_sides_lie_apart_are_bad() -> None:
+def test_pairs_whose_sides_lie_apart_are_bad():
     shifted = [cloud(40, 1) + np.float32([0, shift, 0]) for shift in (0.9, -1.1, 1.5, -167)]
     sides = {"source": pack_points([cloud(20)] * 4), "target": pack_points(shifted)}
     first, second, *apart = check_samples(pa.table(sides)).reasons
@@ -182,7 +179,7 @@ def hill(number: int, spacing: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("spacing", [0.2, 0.7])
-def test_rounding_of_map_coordinates_in_float32_is_found(spacing: float) -> None:
+def test_rounding_of_map_coordinates_in_float32_is_found(spacing):
     exact = hill(800, spacing)
     rounded = exact.astype(np.float32).astype(np.float64)
     of_file = (exact / 0.01).round() * 0.01
@@ -190,7 +187,7 @@ def test_rounding_of_map_coordinates_in_float32_is_found(spacing: float) -> None
     assert steps == pytest.approx([0, 0.25, 0], abs=1e-4)
 
 
-def test_a_grid_is_not_rounded() -> None:
+def test_a_grid_is_not_rounded():
     x, y = (axis.ravel() for axis in np.meshgrid(np.arange(30.0), np.arange(30.0)))
     assert coarse_step(np.column_stack([x, y, np.sin(x) + y / 7]).astype(np.float32)) == 0
     # Points above one another are no grid.
@@ -198,7 +195,7 @@ def test_a_grid_is_not_rounded() -> None:
     assert coarse_step(several.astype(np.float32)) == 1
 
 
-def test_swapped_sides_and_rounded_coordinates_are_noted(tmp_path: Path) -> None:
+def test_swapped_sides_and_rounded_coordinates_are_noted(tmp_path):
     low, high = (hill(number, 0.5).astype(np.float32) - np.float32(UTM) for number in (300, 900))
     for name, sides in (("right", (low, high)), ("swapped", (high, low))):
         write_pairs([Pair(name, *sides)] * 3, [Pair(name, *sides)], tmp_path / name, {})

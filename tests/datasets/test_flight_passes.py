@@ -62,7 +62,7 @@ def brute_force(time: np.ndarray, ids: np.ndarray) -> list[list[int]]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2)), min_size=1, max_size=14))
-def test_passes_are_those_of_a_brute_force(points: list[tuple[int, int]]) -> None:
+def test_passes_are_those_of_a_brute_force(points):
     # Each point has a time of its own, and all lie in one cell, so that no pass is too small.
     time = np.array([second for second, _ in points]) + np.arange(len(points)) * 1e-3
     ids = np.array([number for _, number in points])
@@ -73,7 +73,7 @@ def test_passes_are_those_of_a_brute_force(points: list[tuple[int, int]]) -> Non
     assert [each.start for each in found.passes] == sorted(time[each].min() for each in sets)
 
 
-def test_passes_do_not_depend_on_the_order_of_the_points() -> None:
+def test_passes_do_not_depend_on_the_order_of_the_points():
     passes = [(*flown(90 * k, 100.0 * k, 500, k), 3) for k in range(3)]
     time, positions = (np.concatenate([each[k] for each in passes]) for k in (0, 1))
     order = np.random.default_rng(1).permutation(len(time))
@@ -88,7 +88,7 @@ def test_passes_do_not_depend_on_the_order_of_the_points() -> None:
     ]
 
 
-def test_a_pass_has_its_ids_time_density_and_flying_direction() -> None:
+def test_a_pass_has_its_ids_time_density_and_flying_direction():
     found = found_in((*flown(30, 50, 3000, 0), 7), (*flown(210, 400, 1000, 1), 8))
     first, second = found.passes
     assert (first.ids, second.ids) == ((7,), (8,))
@@ -99,7 +99,7 @@ def test_a_pass_has_its_ids_time_density_and_flying_direction() -> None:
     assert [each.azimuth for each in found.passes] == pytest.approx([30, 210], abs=1)
 
 
-def test_the_ids_of_channels_that_scan_at_one_time_are_one_pass() -> None:
+def test_the_ids_of_channels_that_scan_at_one_time_are_one_pass():
     time, positions = flown(0, 0, 900, 0)
     channels = np.arange(900) % 3
     later, others = flown(180, 60, 900, 1)
@@ -112,7 +112,7 @@ def test_the_ids_of_channels_that_scan_at_one_time_are_one_pass() -> None:
     assert found.label.tolist() == [0] * 900 + [1] * 900
 
 
-def test_without_times_of_pulses_a_pass_is_an_id() -> None:
+def test_without_times_of_pulses_a_pass_is_an_id():
     positions = np.random.default_rng(0).random((5000, 3)) * 40
     ids = np.random.default_rng(1).integers(4, 7, 5000)
     for time in (np.zeros(5000), (ids * 0.01).round(1)):
@@ -122,7 +122,7 @@ def test_without_times_of_pulses_a_pass_is_an_id() -> None:
         assert found.passes[0].azimuth is None or time.any()
 
 
-def test_small_passes_and_copies_are_left_out() -> None:
+def test_small_passes_and_copies_are_left_out():
     time, positions = flown(0, 0, 2000, 0)
     corner = flown(90, 100, 60, 1, width=4)
     copied = (time + 1e6, positions + 1e-13)
@@ -139,7 +139,7 @@ def test_small_passes_and_copies_are_left_out() -> None:
     assert not any(each.left_out for each in found.passes)
 
 
-def test_passes_over_parts_of_the_ground_are_joined() -> None:
+def test_passes_over_parts_of_the_ground_are_joined():
     passes = [(*flown(20 + 180 * k, 300.0 * k, 4000, k), 0) for k in range(2)]
     whole = found_in(*passes)
     halves = []
@@ -156,7 +156,7 @@ def test_passes_over_parts_of_the_ground_are_joined() -> None:
     assert sum(half.area for half in halves) == pytest.approx(whole.area, rel=0.15)
 
 
-def test_a_survey_of_one_pass_is_refused() -> None:
+def test_a_survey_of_one_pass_is_refused():
     time, positions = flown(0, 0, 500, 0)
     few = flown(0, 60, 5, 1, width=2)
     for part, also in ((slice(500), ""), (slice(None), ", another is too small")):
@@ -170,7 +170,7 @@ def test_a_survey_of_one_pass_is_refused() -> None:
             passes_of(cloud)
 
 
-def test_times_and_ids_are_read_by_the_names_of_other_programs() -> None:
+def test_times_and_ids_are_read_by_the_names_of_other_programs():
     cloud = PointCloud(np.zeros((2, 3)), {"GpsTime": np.array([1.0, 2]), "X": np.zeros(2)})
     time, ids = time_and_id(cloud)
     assert time.tolist() == [1, 2] and ids.tolist() == [0, 0]

@@ -34,7 +34,7 @@ def unexpected(reason: str) -> None:
     raise AssertionError(reason)
 
 
-def test_patches_are_those_of_the_file_centred_on_the_source(tmp_path: Path) -> None:
+def test_patches_are_those_of_the_file_centred_on_the_source(tmp_path):
     source, target = patches(600, 8), patches(600, 32)
     path = write(tmp_path / "a.h5", poisson_256=source, poisson_1024=target)
     chosen = np.arange(600) % 7 == 3
@@ -48,7 +48,7 @@ def test_patches_are_those_of_the_file_centred_on_the_source(tmp_path: Path) -> 
         assert pair.target_normals is None
 
 
-def test_six_columns_are_points_and_normals(tmp_path: Path) -> None:
+def test_six_columns_are_points_and_normals(tmp_path):
     source, target = with_normals(patches(3, 8)), with_normals(patches(3, 32))
     path = write(
         tmp_path / "a.h5", montecarlo_1024=source, poisson_4096=target, poisson_2048=source
@@ -61,14 +61,14 @@ def test_six_columns_are_points_and_normals(tmp_path: Path) -> None:
         np.testing.assert_allclose(pair.target_normals, target[i, :, 3:], atol=1e-6)
 
 
-def test_columns_that_are_not_unit_vectors_are_not_read_as_normals(tmp_path: Path) -> None:
+def test_columns_that_are_not_unit_vectors_are_not_read_as_normals(tmp_path):
     colors = np.concatenate([patches(3, 32), 100 * patches(3, 32)], axis=2)
     path = write(tmp_path / "a.h5", poisson_256=patches(3, 8), poisson_1024=colors)
     (pair, *_) = patch_pairs(open_patches(path), np.ones(3, bool), unexpected)
     assert pair.target_normals is None
 
 
-def test_a_patch_that_is_not_finite_is_left_out_and_reported(tmp_path: Path) -> None:
+def test_a_patch_that_is_not_finite_is_left_out_and_reported(tmp_path):
     target = patches(5, 32)
     target[2, 7, 1] = np.nan
     path = write(tmp_path / "a.h5", poisson_256=patches(5, 8), poisson_1024=target)
@@ -78,7 +78,7 @@ def test_a_patch_that_is_not_finite_is_left_out_and_reported(tmp_path: Path) -> 
     assert reports == ["a/2/2: coordinates that are not finite"]
 
 
-def test_each_named_shape_is_a_place(tmp_path: Path) -> None:
+def test_each_named_shape_is_a_place(tmp_path):
     names = np.array([b"cat", b"dog", b"cat", b"hen"])
     arrays = {"poisson_256": patches(4, 8), "poisson_1024": patches(4, 32), "name": names}
     place = open_patches(write(tmp_path / "a.h5", **arrays)).place
@@ -86,7 +86,7 @@ def test_each_named_shape_is_a_place(tmp_path: Path) -> None:
     assert len(np.unique(place)) == 3
 
 
-def test_a_shape_that_several_files_name_is_held_out_in_all_of_them(tmp_path: Path) -> None:
+def test_a_shape_that_several_files_name_is_held_out_in_all_of_them(tmp_path):
     arrays = {"poisson_256": patches(40, 8), "poisson_1024": patches(40, 32)}
     shapes = {"a": range(10), "c": range(5, 15)}
     names = {file: np.repeat([f"shape{i}" for i in own], 4) for file, own in shapes.items()}
@@ -120,9 +120,7 @@ def test_a_shape_that_several_files_name_is_held_out_in_all_of_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize("per_shape, number", [(200, 24_000), (100, 4_000), (50, 51_000)])
-def test_blocks_hold_whole_shapes_of_the_published_files(
-    per_shape: int, number: int, tmp_path: Path
-) -> None:
+def test_blocks_hold_whole_shapes_of_the_published_files(per_shape, number, tmp_path):
     arrays = {"poisson_256": patches(number, 1), "poisson_1024": patches(number, 2)}
     place = open_patches(write(tmp_path / "a.h5", **arrays)).place
     shape = np.arange(number) // per_shape
@@ -130,7 +128,7 @@ def test_blocks_hold_whole_shapes_of_the_published_files(
     assert len(np.unique(place)) >= 10
 
 
-def test_arrays_of_unknown_names_are_chosen_by_size_or_by_keys(tmp_path: Path) -> None:
+def test_arrays_of_unknown_names_are_chosen_by_size_or_by_keys(tmp_path):
     path = write(tmp_path / "two.h5", dense=patches(3, 32), sparse=patches(3, 8))
     assert (open_patches(path).source_key, open_patches(path).target_key) == ("sparse", "dense")
     path = write(tmp_path / "three.h5", a=patches(3, 8), b=patches(3, 16), c=patches(3, 32))
@@ -141,7 +139,7 @@ def test_arrays_of_unknown_names_are_chosen_by_size_or_by_keys(tmp_path: Path) -
     assert open_patches(path, "a", "b").target_key == "b"
 
 
-def test_unusable_files_are_named(tmp_path: Path) -> None:
+def test_unusable_files_are_named(tmp_path):
     junk = tmp_path / "junk.h5"
     junk.write_bytes(b"no HDF5 at all")
     whole = write(tmp_path / "whole.h5", poisson_256=patches(99, 8), poisson_1024=patches(99, 32))

@@ -65,8 +65,8 @@ def smallest_distance(one: np.ndarray, other: np.ndarray) -> float:
     seed=st.integers(0, 5),
 )
 def test_no_training_point_is_nearer_to_a_held_out_point_than_the_strip(
-    columns: int, rows: int, shift: float, strip: float | None, command: str, seed: int
-) -> None:
+    columns, rows, shift, strip, command, seed
+):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.save(folder / "sparse.npy", ground(columns, rows, 150, seed, shift))
@@ -105,9 +105,7 @@ def test_no_training_point_is_nearer_to_a_held_out_point_than_the_strip(
     st.integers(1, 3),
     st.sampled_from([0.0, 0.3, 1.0, 2.2]),
 )
-def test_only_points_within_the_strip_are_left_out(
-    seed: int, tile: float, num_held: int, block: int, strip: float
-) -> None:
+def test_only_points_within_the_strip_are_left_out(seed, tile, num_held, block, strip):
     rng = np.random.default_rng(seed)
     held = rng.integers(-4, 5, (num_held, 2))
     block_xy = tuple(rng.integers(-2, 2, 2).tolist())
@@ -126,7 +124,7 @@ def test_only_points_within_the_strip_are_left_out(
     np.testing.assert_array_equal(kept, np.reshape(expected, (-1, 3)))
 
 
-def test_points_at_the_edge_of_the_strip_are_kept() -> None:
+def test_points_at_the_edge_of_the_strip_are_kept():
     xy = np.array([[0.5, 0.5], [1.999, 0.5], [2.0, 0.5], [-1.0, 0.5], [1.8, 1.8], [1.7, 1.7]])
     kept = away_from(xy, 1.0, np.array([[0, 0]]), 1.0)
     assert kept.tolist() == [False, False, True, True, True, False]
@@ -138,9 +136,7 @@ def test_points_at_the_edge_of_the_strip_are_kept() -> None:
     st.integers(0, 3),
     st.randoms(use_true_random=False),
 )
-def test_few_tiles_are_split_by_their_points_and_not_by_their_order(
-    tiles: set[tuple[int, int]], fraction: float, seed: int, random: Any
-) -> None:
+def test_few_tiles_are_split_by_their_points_and_not_by_their_order(tiles, fraction, seed, random):
     tile_xy = np.array(sorted(tiles))
     weights = np.array([random.randint(1, 100) for _ in tiles])
     held = split_few(tile_xy, weights, fraction, seed)
@@ -154,7 +150,7 @@ def test_few_tiles_are_split_by_their_points_and_not_by_their_order(
     assert np.array_equal(split_few(tile_xy[order], weights[order], fraction, seed), held[order])
 
 
-def test_the_few_held_out_tiles_are_adjacent_and_the_fullest_is_for_training() -> None:
+def test_the_few_held_out_tiles_are_adjacent_and_the_fullest_is_for_training():
     tile_xy = np.stack(np.meshgrid(np.arange(8), np.arange(2)), axis=-1).reshape(-1, 2)
     for seed in range(20):
         (held,) = hold_out([tile_xy], 0.13, seed, block=4, weights=[np.ones(16)])
@@ -166,7 +162,7 @@ def test_the_few_held_out_tiles_are_adjacent_and_the_fullest_is_for_training() -
         assert held.tolist() == [False, True]
 
 
-def test_source_and_target_of_a_pair_cut_by_the_strip_cover_the_same_ground(tmp_path: Path) -> None:
+def test_source_and_target_of_a_pair_cut_by_the_strip_cover_the_same_ground(tmp_path):
     np.save(tmp_path / "sparse.npy", ground(3, 1, 3000, 0))
     np.save(tmp_path / "dense.npy", ground(3, 1, 3000, 1))
     inputs = ["--source", tmp_path / "sparse.npy", "--target", tmp_path / "dense.npy"]
@@ -181,9 +177,7 @@ def test_source_and_target_of_a_pair_cut_by_the_strip_cover_the_same_ground(tmp_
     assert cut >= 1
 
 
-def test_a_strip_that_leaves_no_training_pairs_is_an_error_with_a_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_strip_that_leaves_no_training_pairs_is_an_error_with_a_remedy(tmp_path, capsys):
     np.save(tmp_path / "dense.npy", ground(2, 1, 400, 0))
     assert prepare(tmp_path, "thin", tmp_path / "dense.npy", "--strip", 30) == 1
     error = capsys.readouterr().err
@@ -193,17 +187,13 @@ def test_a_strip_that_leaves_no_training_pairs_is_an_error_with_a_remedy(
 
 
 @pytest.mark.parametrize("strip", [-1, "nan", "inf"])
-def test_an_impossible_strip_is_refused(
-    strip: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_strip_is_refused(strip, tmp_path, capsys):
     np.save(tmp_path / "dense.npy", ground(1, 1, 400, 0))
     assert prepare(tmp_path, "thin", tmp_path / "dense.npy", "--strip", strip) == 1
     assert f"--strip {float(str(strip))}" in capsys.readouterr().err
 
 
-def test_inspect_reports_the_held_out_share_and_contact_with_training_ground(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_reports_the_held_out_share_and_contact_with_training_ground(tmp_path, capsys):
     np.save(tmp_path / "dense.npy", ground(3, 3, 400, 0))
     for strip, text in ((4, "a strip of 4 was left out"), (0, "touches training ground")):
         assert (
@@ -216,9 +206,7 @@ def test_inspect_reports_the_held_out_share_and_contact_with_training_ground(
         assert text in output
 
 
-def test_gaps_of_separate_files_are_measured_within_each_file_only(
-    tmp_path: Path,
-) -> None:
+def test_gaps_of_separate_files_are_measured_within_each_file_only(tmp_path):
     for name in ("a", "b", "c"):
         np.save(tmp_path / f"{name}.npy", ground(1, 1, 400, ord(name)))
     inputs = [tmp_path / f"{name}.npy" for name in ("a", "b", "c")]
@@ -230,8 +218,8 @@ def test_gaps_of_separate_files_are_measured_within_each_file_only(
 
 
 def test_inspect_says_no_strip_of_a_dataset_without_a_validation_split_and_counts_its_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     np.save(tmp_path / "dense.npy", ground(3, 3, 400, 0))
     assert prepare(tmp_path, "thin", tmp_path / "dense.npy", "--validation", 0) == 0
     capsys.readouterr()
@@ -247,8 +235,8 @@ def gap_between(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_points(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, capsys, monkeypatch
+):
     dense, elsewhere = tmp_path / "survey" / "dense.npy", tmp_path / "elsewhere.npy"
     dense.parent.mkdir()
     np.save(dense, ground(4, 4, 200, 0))
@@ -301,9 +289,7 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
         assert len(points("train", number)) == far
 
 
-def test_separate_files_are_compared_with_the_same_file_of_another_dataset_only(
-    tmp_path: Path,
-) -> None:
+def test_separate_files_are_compared_with_the_same_file_of_another_dataset_only(tmp_path):
     """Plots with coordinates of their own, in the same place: prepared with tiles of 10 and 8."""
     plots = [tmp_path / name for name in ("a.npy", "b.npy")]
     for seed, plot in enumerate(plots):
@@ -337,8 +323,8 @@ def test_separate_files_are_compared_with_the_same_file_of_another_dataset_only(
 
 @pytest.mark.parametrize("command", ["thin", "pairs", "passes"])
 def test_a_validation_pair_has_the_points_around_its_tile_and_no_training_pair_has_them(
-    tmp_path: Path, command: str
-) -> None:
+    tmp_path, command
+):
     rng = np.random.default_rng(0)
     time = np.repeat([0.0, 100.0, 200.0], 1600) + rng.random(4800)
     survey = ground(4, 4, 300, 1)

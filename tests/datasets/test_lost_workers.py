@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
 from multiprocessing import current_process
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,8 +32,8 @@ class Pairs(torch.utils.data.Dataset[Data]):
 
 
 def test_a_worker_whose_temporary_files_were_deleted_is_an_error_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Callable[..., Any]
-) -> None:
+    tmp_path, monkeypatch, loader
+):
     config: dict[str, object] = current_process()._config  # type: ignore[attr-defined]
     folder = tmp_path / "sockets"
     folder.mkdir()
@@ -48,7 +46,7 @@ def test_a_worker_whose_temporary_files_were_deleted_is_an_error_with_the_remedy
             next(batches)
 
 
-def test_a_timeout_is_a_lost_worker_only_where_the_thread_that_pins_batches_has_ended() -> None:
+def test_a_timeout_is_a_lost_worker_only_where_the_thread_that_pins_batches_has_ended():
     ended = threading.Thread(target=str)
     ended.start()
     ended.join()
@@ -61,8 +59,6 @@ def test_a_timeout_is_a_lost_worker_only_where_the_thread_that_pins_batches_has_
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_missing_file_of_the_data_is_not_taken_for_a_missing_worker(
-    num_workers: int, loader: Callable[..., Any]
-) -> None:
+def test_a_missing_file_of_the_data_is_not_taken_for_a_missing_worker(num_workers, loader):
     with pytest.raises(FileNotFoundError, match=r"pair_0\.npy"):
         next(iter(loader(Pairs(are_gone=True), [[0], [1]], num_workers)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ def sample(
 
 
 @pytest.mark.parametrize("pattern", ["poisson", "random", "scanline"])
-def test_all_samplings_lie_on_the_surface_and_have_no_common_point(pattern: str) -> None:
+def test_all_samplings_lie_on_the_surface_and_have_no_common_point(pattern):
     (pair,) = sample(pattern=pattern, resample=True)
     assert pair.name == f"t/0-{pattern}"
     assert len(pair.source) == 60
@@ -41,20 +40,20 @@ def test_all_samplings_lie_on_the_surface_and_have_no_common_point(pattern: str)
     np.testing.assert_allclose(np.linalg.norm(pair.target_normals, axis=1), 1, atol=1e-6)
 
 
-def test_the_mixed_pattern_takes_the_patterns_in_turn() -> None:
+def test_the_mixed_pattern_takes_the_patterns_in_turn():
     kinds = [pair.name.split("-")[1] for pair in sample(6, pattern="mixed")]
     assert kinds[:3] == kinds[3:]
     assert set(kinds) == {"poisson", "random", "scanline"}
 
 
-def test_a_sampling_depends_only_on_seed_name_and_number() -> None:
+def test_a_sampling_depends_only_on_seed_name_and_number():
     once, again, other = sample(2), sample(1), sample(1, seed=1)
     np.testing.assert_array_equal(once[0].target, again[0].target)
     assert not np.array_equal(once[0].target, once[1].target)
     assert not np.array_equal(once[0].target, other[0].target)
 
 
-def test_noise_moves_the_source_alone() -> None:
+def test_noise_moves_the_source_alone():
     clean, noisy = (sample(30, noise=noise) for noise in ((0.0, 0.0), (0.01, 0.03)))
     levels = [(b.source - a.source).std() for a, b in zip(clean, noisy, strict=True)]
     assert 0.008 < min(levels) < 0.013 and 0.026 < max(levels) < 0.034
@@ -62,7 +61,7 @@ def test_noise_moves_the_source_alone() -> None:
         assert np.array_equal(a.target, b.target)
 
 
-def test_a_patch_is_the_same_ball_of_all_clouds() -> None:
+def test_a_patch_is_the_same_ball_of_all_clouds():
     (whole,) = sample(resample=True)
     patches = sample(resample=True, num_patches=5, patch_size=12)
     assert len({pair.name for pair in patches}) == 5
@@ -84,7 +83,7 @@ def test_a_patch_is_the_same_ball_of_all_clouds() -> None:
         assert len(patch.target_normals) == len(patch.target)
 
 
-def test_a_mesh_file_is_normalised_and_its_pairs_name_the_surface(tmp_path: Path) -> None:
+def test_a_mesh_file_is_normalised_and_its_pairs_name_the_surface(tmp_path):
     path = tmp_path / "big.off"
     path.write_text("OFF\n4 2 0\n0 0 0\n50 0 0\n50 50 0\n0 50 0\n3 0 1 2\n3 0 2 3\n")
     sampling = Sampling(num_source=50, ratio=2, pattern="poisson")
@@ -94,7 +93,7 @@ def test_a_mesh_file_is_normalised_and_its_pairs_name_the_surface(tmp_path: Path
     assert pairs[0].surface == "a%2Fbig.npz"
 
 
-def test_surfaces_of_different_meshes_have_different_files() -> None:
+def test_surfaces_of_different_meshes_have_different_files():
     names = ["a/b", "a_b", "a%2Fb", "a/b_c", "a_b/c"]
     files = [surface_file(name) for name in names]
     assert len(set(files)) == len(names)
@@ -113,6 +112,6 @@ def test_surfaces_of_different_meshes_have_different_files() -> None:
         {"noise": (0.0, float("nan"))},
     ],
 )
-def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
+def test_impossible_options_are_refused(wrong):
     with pytest.raises(ConfigError):
         sample(**wrong)

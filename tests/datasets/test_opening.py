@@ -21,13 +21,13 @@ def cloud(number: int) -> np.ndarray:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("POINTUP_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """A dataset, beside another one of the same form, `other`."""
     for name, size in (("pairs", 10), ("other", 15)):
         pairs = [Pair(f"{name}{i}", cloud(size + i), cloud(40)) for i in range(3)]
@@ -46,9 +46,7 @@ def named_elsewhere(folder: Path, file: str, keys: list[str | int], value: str) 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
 @pytest.mark.parametrize("what", ["split", "data", "patterns"])
-def test_files_that_a_dataset_names_out_of_its_folder_are_refused(
-    what: str, is_absolute: bool, folder: Path
-) -> None:
+def test_files_that_a_dataset_names_out_of_its_folder_are_refused(what, is_absolute, folder):
     other = folder.parent / "other"
     outside = str(other) if is_absolute else "../other"
     if what == "split":
@@ -70,7 +68,7 @@ def test_files_that_a_dataset_names_out_of_its_folder_are_refused(
         open_samples(folder, "train")
 
 
-def test_a_sample_table_of_files_elsewhere_is_not_used(folder: Path) -> None:
+def test_a_sample_table_of_files_elsewhere_is_not_used(folder):
     path = folder / FOLDER / "train.arrow"
     table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     description = json.loads(table.schema.metadata[b"pointup"])
@@ -87,9 +85,7 @@ def test_a_sample_table_of_files_elsewhere_is_not_used(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("what", [FOLDER, f"{FOLDER}/train.arrow", f"{FOLDER}/train.lock"])
-def test_nothing_is_written_through_links_in_a_dataset(
-    what: str, folder: Path, cache: Path
-) -> None:
+def test_nothing_is_written_through_links_in_a_dataset(what, folder, cache):
     elsewhere = folder.parent / "elsewhere"
     elsewhere.mkdir()
     for name in ("train.arrow", "train.lock"):

@@ -20,9 +20,7 @@ def window(sizes: np.ndarray, limit: int) -> np.ndarray:
 
 @pytest.mark.parametrize("limit", [6, 8, 10_000])
 @pytest.mark.parametrize("seed", range(5))
-def test_each_kept_bin_is_at_least_as_full_as_before_and_within_its_limits(
-    seed: int, limit: int
-) -> None:
+def test_each_kept_bin_is_at_least_as_full_as_before_and_within_its_limits(seed, limit):
     rng = np.random.default_rng(seed)
     sizes = rng.integers(300, [2500, 9000][seed % 2], 800)
     bins = window(sizes, limit)
@@ -36,7 +34,7 @@ def test_each_kept_bin_is_at_least_as_full_as_before_and_within_its_limits(
     assert np.array_equal(np.isin(bins, full), np.isin(found, full))
 
 
-def test_sizes_that_do_not_add_up_in_the_order_of_best_fit_fill_the_bins() -> None:
+def test_sizes_that_do_not_add_up_in_the_order_of_best_fit_fill_the_bins():
     rng, capacity, num_kept = np.random.default_rng(2), 100_000, 40
     sizes = rng.integers(2000, 2501, 2850)
     order = np.argsort(-sizes * rng.uniform(0.8, 1.2, len(sizes)))
@@ -48,14 +46,14 @@ def test_sizes_that_do_not_add_up_in_the_order_of_best_fit_fill_the_bins() -> No
     assert full[0] < 0.996 and full[1] > 0.9975
 
 
-def test_bins_that_ask_for_the_same_sample_get_different_ones() -> None:
+def test_bins_that_ask_for_the_same_sample_get_different_ones():
     # Each of the bins 0 to 2 has room for 1,000; the others offer 1,000, 900 and 800.
     sizes = np.array([19_000, 19_000, 19_000, 1_000, 900, 800])
     found = topped_up(np.array([0, 1, 2, 3, 3, 3]), sizes, 3, CAPACITY, 10)
     assert sorted(found[3:].tolist()) == [0, 1, 2]
 
 
-def test_nothing_is_exchanged_without_other_samples_or_room() -> None:
+def test_nothing_is_exchanged_without_other_samples_or_room():
     sizes = np.array([9_000, 9_000, CAPACITY])
     for bins, num_kept in (([0, 0, 1], 2), ([1, 1, 0], 1)):
         assert topped_up(np.array(bins), sizes, num_kept, CAPACITY, 10).tolist() == bins

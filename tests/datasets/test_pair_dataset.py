@@ -403,7 +403,7 @@ def morton_code(cell: np.ndarray) -> int:
     )
 
 
-def test_points_are_sorted_along_the_morton_curve() -> None:
+def test_points_are_sorted_along_the_morton_curve():
     cells = np.random.default_rng(0).integers(0, 2**16, (300, 3))
     cells[:2] = [[0, 0, 0], [2**16 - 1] * 3]
     order = spatial_order(cells.astype(np.float64) + 7.0)
@@ -411,7 +411,7 @@ def test_points_are_sorted_along_the_morton_curve() -> None:
     assert codes == sorted(codes) and sorted(order) == list(range(300))
 
 
-def test_neighbours_in_the_order_are_neighbours_in_space() -> None:
+def test_neighbours_in_the_order_are_neighbours_in_space():
     points = np.random.default_rng(0).random((4000, 3)).astype(np.float32)
     steps = np.linalg.norm(np.diff(points[spatial_order(points)], axis=0), axis=1)
     assert np.median(steps) < 0.1 < 0.5 < np.median(np.linalg.norm(np.diff(points, axis=0), axis=1))
@@ -424,16 +424,14 @@ def test_neighbours_in_the_order_are_neighbours_in_space() -> None:
         elements=st.sampled_from([0.0, 1.0, -3e7, np.nan, np.inf]),
     )
 )
-def test_the_order_is_a_permutation_of_any_points(points: np.ndarray) -> None:
+def test_the_order_is_a_permutation_of_any_points(points):
     order = spatial_order(points)
     assert sorted(order.tolist()) == list(range(len(points)))
     if not np.isfinite(points).all():
         assert order.tolist() == list(range(len(points)))
 
 
-def test_large_clouds_of_a_pair_are_sorted_together_with_their_normals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_clouds_of_a_pair_are_sorted_together_with_their_normals(monkeypatch):
     monkeypatch.setattr(pair_dataset, "SORTED_FROM", 30)
     rng = np.random.default_rng(0)
     target = rng.random((50, 3)).astype(np.float32)

@@ -30,7 +30,7 @@ def held_out_blocks(extents: list[FileExtent], fraction: float, seed: int, strip
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_of_few_blocks_the_wanted_number_is_held_out_whatever_the_seed(seed: int) -> None:
+def test_of_few_blocks_the_wanted_number_is_held_out_whatever_the_seed(seed):
     for (num_x, num_y), fraction, expected in (
         ((2, 1), 0.1, 1),
         ((3, 4), 0.1, 1),
@@ -44,11 +44,11 @@ def test_of_few_blocks_the_wanted_number_is_held_out_whatever_the_seed(seed: int
         assert found <= set(map(tuple, block_grid(num_x, num_y).tolist()))
 
 
-def test_a_single_block_is_for_training() -> None:
+def test_a_single_block_is_for_training():
     assert not held_out_blocks([extent((1, 1), (39, 39))], 0.5, 0, strip=0)
 
 
-def test_of_many_blocks_each_is_held_out_by_its_own_hash() -> None:
+def test_of_many_blocks_each_is_held_out_by_its_own_hash():
     small = [extent((0.01, 0.01), (20 * WIDTH - 0.01, 20 * WIDTH - 0.01))]
     large = [extent((0.01, 0.01), (40 * WIDTH - 0.01, 40 * WIDTH - 0.01))]
     found, more = (held_out_blocks(extents, 0.1, 0, strip=0) for extents in (small, large))
@@ -58,7 +58,7 @@ def test_of_many_blocks_each_is_held_out_by_its_own_hash() -> None:
     assert found == set(map(tuple, grid[is_held_out(grid, 0.1, 0)].tolist()))
 
 
-def test_a_strip_is_only_around_blocks_that_lie_in_the_extents_of_the_files() -> None:
+def test_a_strip_is_only_around_blocks_that_lie_in_the_extents_of_the_files():
     # A row of blocks; the strip reaches to 3 blocks above and below of it.
     extents = [extent((0.01, 0.01), (300 * WIDTH - 0.01, WIDTH - 0.01))]
     found = held_out_blocks(extents, 0.5, 0, strip=100.0)

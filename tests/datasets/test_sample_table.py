@@ -48,7 +48,7 @@ def pairs(number: int, seed: int = 0) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_files(monkeypatch) -> None:
     """Batches, files and tables of a few samples, and fewer open files than there are."""
     monkeypatch.setattr(pair_writer, "BYTES_PER_BATCH", 3_000)
     monkeypatch.setattr(pair_writer, "BYTES_PER_FILE", 9_000)
@@ -72,7 +72,7 @@ def damage(samples: Samples, index: int, column: str = "target") -> Path:
     return path
 
 
-def test_a_table_has_what_a_loop_over_the_pairs_finds(tmp_path: Path, small_files: None) -> None:
+def test_a_table_has_what_a_loop_over_the_pairs_finds(tmp_path, small_files):
     written = list(pairs(50))
     write_pairs(written, pairs(4, 1), tmp_path / "d", {})
     assert len(list((tmp_path / "d" / "train").glob("*.arrow"))) > 5
@@ -99,7 +99,7 @@ def test_a_table_has_what_a_loop_over_the_pairs_finds(tmp_path: Path, small_file
     )  # fmt: skip
 
 
-def test_datasets_reads_what_was_written(tmp_path: Path, small_files: None) -> None:
+def test_datasets_reads_what_was_written(tmp_path, small_files):
     write_pairs(pairs(30), pairs(4, 1), tmp_path / "d", {})
     loaded = datasets.load_from_disk(tmp_path / "d")
     assert {split: len(part) for split, part in loaded.items()} == {"train": 30, "validation": 4}
@@ -107,9 +107,7 @@ def test_datasets_reads_what_was_written(tmp_path: Path, small_files: None) -> N
         assert np.array_equal(np.array(row["target"], np.float32), pair.target)
 
 
-def test_opening_a_prepared_dataset_reads_no_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_a_prepared_dataset_reads_no_points(tmp_path, monkeypatch):
     write_pairs(pairs(20), pairs(4, 1), tmp_path / "d", {})
     monkeypatch.setattr(SampleTable, "points", no_points)
     monkeypatch.setattr(opening, "index_parts", no_points)
@@ -120,9 +118,7 @@ def test_opening_a_prepared_dataset_reads_no_points(
         assert samples.array("num_target").sum() > 0
 
 
-def test_a_dataset_without_tables_is_read_once_and_gives_the_same_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_without_tables_is_read_once_and_gives_the_same_table(tmp_path, monkeypatch):
     write_pairs(pairs(20), pairs(4, 1), tmp_path / "d", {})
     given = open_samples(tmp_path / "d", "train").table.path.read_bytes()
     shutil.rmtree(tmp_path / "d" / "samples")
@@ -133,9 +129,7 @@ def test_a_dataset_without_tables_is_read_once_and_gives_the_same_table(
     assert list(open_samples(tmp_path / "d", "train").names) == [pair.name for pair in pairs(20)]
 
 
-def test_a_table_is_kept_in_the_cache_if_the_dataset_can_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_kept_in_the_cache_if_the_dataset_can_not_be_written(tmp_path, monkeypatch):
     write_pairs(pairs(20), pairs(4, 1), tmp_path / "d", {})
     shutil.rmtree(tmp_path / "d" / "samples")
     monkeypatch.setenv("POINTUP_CACHE", str(tmp_path / "cache"))
@@ -155,7 +149,7 @@ def foreign(directory: Path, number: int, seed: int = 0) -> Path:
     return directory
 
 
-def test_a_dataset_that_is_stored_anew_gets_a_new_table(tmp_path: Path) -> None:
+def test_a_dataset_that_is_stored_anew_gets_a_new_table(tmp_path):
     path = foreign(tmp_path / "d", 20)
     before = open_samples(path, "train").array("checksum")
     assert open_samples(path, "train").names[0].startswith("sample_")
@@ -166,7 +160,7 @@ def test_a_dataset_that_is_stored_anew_gets_a_new_table(tmp_path: Path) -> None:
     assert len(before) == len(after) and not np.array_equal(before, after)
 
 
-def test_without_a_validation_split_the_splits_share_a_table(tmp_path: Path) -> None:
+def test_without_a_validation_split_the_splits_share_a_table(tmp_path):
     write_pairs(pairs(30), [], tmp_path / "d", {})
     train, validation = (open_samples(tmp_path / "d", s) for s in ("train", "validation"))
     assert sorted([*train.names, *validation.names]) == sorted(pair.name for pair in pairs(30))
@@ -177,9 +171,7 @@ def test_without_a_validation_split_the_splits_share_a_table(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("change", ["cut", "missing"])
-def test_a_file_of_points_that_is_not_as_it_was_written_is_named_at_the_start(
-    tmp_path: Path, change: str
-) -> None:
+def test_a_file_of_points_that_is_not_as_it_was_written_is_named_at_the_start(tmp_path, change):
     write_pairs(pairs(20), pairs(4, 1), tmp_path / "d", {})
     (path,) = (tmp_path / "d" / "train").glob("*.arrow")
     os.truncate(path, 100) if change == "cut" else path.unlink()
@@ -187,9 +179,7 @@ def test_a_file_of_points_that_is_not_as_it_was_written_is_named_at_the_start(
         open_samples(tmp_path / "d", "train")
 
 
-def test_a_damaged_sample_is_found_when_it_is_read_and_by_a_deep_check(
-    tmp_path: Path, small_files: None
-) -> None:
+def test_a_damaged_sample_is_found_when_it_is_read_and_by_a_deep_check(tmp_path, small_files):
     write_pairs(pairs(7), pairs(4, 1), tmp_path / "d", {})
     samples = open_samples(tmp_path / "d", "train")
     path = damage(samples, 4)
@@ -204,7 +194,7 @@ def test_a_damaged_sample_is_found_when_it_is_read_and_by_a_deep_check(
     assert not open_samples(tmp_path / "d", "train").bad_samples(min_points=1)
 
 
-def test_forked_processes_read_files_that_were_open_before(tmp_path: Path) -> None:
+def test_forked_processes_read_files_that_were_open_before(tmp_path):
     write_pairs(pairs(200), pairs(1, 1), tmp_path / "d", {})
     samples = open_samples(tmp_path / "d", "train")
     expected = [samples.points(index)["target"] for index in range(200)]
@@ -215,8 +205,8 @@ def test_forked_processes_read_files_that_were_open_before(tmp_path: Path) -> No
 
 
 def test_a_file_cut_short_after_the_start_concerns_only_the_samples_beyond_its_end(
-    tmp_path: Path, small_files: None
-) -> None:
+    tmp_path, small_files
+):
     write_pairs(pairs(30), pairs(4, 1), tmp_path / "d", {})
     samples = open_samples(tmp_path / "d", "train")
     os.truncate(samples.table.files[-1][0], 1000)
@@ -226,7 +216,7 @@ def test_a_file_cut_short_after_the_start_concerns_only_the_samples_beyond_its_e
 
 
 @pytest.mark.slow
-def test_one_of_several_processes_reads_the_points_and_the_others_wait(tmp_path: Path) -> None:
+def test_one_of_several_processes_reads_the_points_and_the_others_wait(tmp_path):
     path = foreign(tmp_path / "d", 3000)
     code = """
 import logging, sys
@@ -244,9 +234,7 @@ print(len(open_samples(sys.argv[1], "train")), open_samples(sys.argv[1], "train"
     assert sum("reading all 3,000 samples once" in err for _, err in printed) == 1
 
 
-def test_the_description_for_datasets_does_not_depend_on_when_it_was_written(
-    tmp_path: Path,
-) -> None:
+def test_the_description_for_datasets_does_not_depend_on_when_it_was_written(tmp_path):
     for name in ("a", "b"):
         write_pairs(pairs(9), pairs(2, 1), tmp_path / name, {})
     files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*.*"))

@@ -49,9 +49,7 @@ def sorted_files(folder: Path, *clouds: np.ndarray, tile: float, block: int) -> 
     return files
 
 
-def test_blocks_hold_the_same_points_as_a_mask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_hold_the_same_points_as_a_mask(tmp_path, monkeypatch):
     read = survey_tiles.iter_points
     monkeypatch.setattr(
         survey_tiles, "iter_points", lambda path, attributes: read(path, 300, attributes)
@@ -67,7 +65,7 @@ def test_blocks_hold_the_same_points_as_a_mask(
         assert rows(found) == rows(expected)
 
 
-def test_tiles_with_enough_points_on_every_side_are_found(tmp_path: Path) -> None:
+def test_tiles_with_enough_points_on_every_side_are_found(tmp_path):
     clouds = survey(0, 900), survey(1, 400), survey(2, 400)
     sparse, *dense = sorted_files(tmp_path, *clouds, tile=10.0, block=4)
     place = Place("tile", ([sparse], dense))
@@ -83,7 +81,7 @@ def test_tiles_with_enough_points_on_every_side_are_found(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("pattern", ["random", "poisson", "scanline", "mixed"])
-def test_source_and_disjoint_target_together_are_the_tile(pattern: str, tmp_path: Path) -> None:
+def test_source_and_disjoint_target_together_are_the_tile(pattern, tmp_path):
     points = survey(0, 800, width=9.9)
     (file,) = sorted_files(tmp_path, points, tile=10.0, block=1)
     (xy,) = file.tile_xy.tolist()
@@ -98,7 +96,7 @@ def test_source_and_disjoint_target_together_are_the_tile(pattern: str, tmp_path
     assert rows(together.round(2)) == rows(points.round(2))
 
 
-def test_the_target_may_be_all_points_of_the_tile(tmp_path: Path) -> None:
+def test_the_target_may_be_all_points_of_the_tile(tmp_path):
     points = survey(0, 800, width=9.9)
     (file,) = sorted_files(tmp_path, points, tile=10.0, block=1)
     (xy,) = file.tile_xy.tolist()
@@ -112,16 +110,14 @@ def test_the_target_may_be_all_points_of_the_tile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("disjoint", [True, False])
 @pytest.mark.parametrize("ratio", [1.0, 2.5, 4.0])
-def test_tiles_with_the_smallest_accepted_size_give_both_sides_enough_points(
-    ratio: float, disjoint: bool
-) -> None:
+def test_tiles_with_the_smallest_accepted_size_give_both_sides_enough_points(ratio, disjoint):
     num_points = fewest_dense_points(32, ratio, disjoint)
     num_source = round(num_points / thinning_ratio(ratio, disjoint))
     assert num_source >= 32
     assert not disjoint or num_points - num_source >= 32
 
 
-def test_held_out_tiles_are_whole_blocks_of_each_place() -> None:
+def test_held_out_tiles_are_whole_blocks_of_each_place():
     grid = np.stack(np.meshgrid(np.arange(-3, 21), np.arange(24)), axis=-1).reshape(-1, 2)
     held = hold_out([grid, grid + 4], fraction=0.1, seed=0, block=4)
     assert 0.05 < np.concatenate(held).mean() < 0.15
@@ -132,13 +128,13 @@ def test_held_out_tiles_are_whole_blocks_of_each_place() -> None:
         assert all(len(chosen) == 1 for chosen in by_block.values())
 
 
-def test_blocks_shrink_if_there_are_few() -> None:
+def test_blocks_shrink_if_there_are_few():
     strip = np.column_stack([np.arange(16) // 2, np.arange(16) % 2])
     (held,) = hold_out([strip], fraction=0.1, seed=0, block=4)
     assert held.sum() == 2
 
 
-def test_a_fraction_of_zero_holds_out_nothing() -> None:
+def test_a_fraction_of_zero_holds_out_nothing():
     (held,) = hold_out([np.zeros((5, 2), int)], fraction=0, seed=0, block=4)
     assert not held.any()
 
@@ -149,7 +145,7 @@ NUMBERS = arrays.arrays(
 
 
 @given(NUMBERS, st.sampled_from([0.5, 1.0, 3.0]))
-def test_tiles_equal_a_grouping_by_dictionary(numbers: np.ndarray, tile: float) -> None:
+def test_tiles_equal_a_grouping_by_dictionary(numbers, tile):
     positions = numbers / 4
     tiles = split_tiles(positions, tile)
     expected = defaultdict(list)
@@ -161,7 +157,7 @@ def test_tiles_equal_a_grouping_by_dictionary(numbers: np.ndarray, tile: float) 
     assert len(tiles) == len(found)
 
 
-def test_a_tile_holds_the_points_between_its_corners() -> None:
+def test_a_tile_holds_the_points_between_its_corners():
     positions = np.random.default_rng(0).random((500, 2)) * [70, 30] + [4e5, 5.1e6]
     tiles = split_tiles(positions, 10.0)
     assert len(tiles) == 21
@@ -170,7 +166,7 @@ def test_a_tile_holds_the_points_between_its_corners() -> None:
         assert ((held >= low) & (held < low + tiles.size)).all()
 
 
-def test_impossible_tiles_are_errors() -> None:
+def test_impossible_tiles_are_errors():
     for size in (0, -1, np.nan, np.inf):
         with pytest.raises(ConfigError, match="must be a positive length"):
             split_tiles(np.zeros((2, 2)), size)
@@ -192,7 +188,7 @@ def pairs_of_surveys(
     return two_survey_pairs(block, min_points=min_points).pairs
 
 
-def test_pairs_of_surveys_keep_map_coordinates_to_a_tenth_of_a_millimetre(tmp_path: Path) -> None:
+def test_pairs_of_surveys_keep_map_coordinates_to_a_tenth_of_a_millimetre(tmp_path):
     rng = np.random.default_rng(0)
     source, target = (rng.random((n, 3)) * [40, 20, 9] + [4e5, 5.1e6, 100] for n in (800, 3000))
     pairs = pairs_of_surveys(tmp_path, source, target, min_points=10)
@@ -211,9 +207,7 @@ def test_pairs_of_surveys_keep_map_coordinates_to_a_tenth_of_a_millimetre(tmp_pa
 
 
 @pytest.mark.parametrize(("min_points", "found"), [(2, [1, 3]), (0, [1, 2, 3])])
-def test_tiles_without_enough_points_in_both_surveys_give_no_pairs(
-    min_points: int, found: list[int], tmp_path: Path
-) -> None:
+def test_tiles_without_enough_points_in_both_surveys_give_no_pairs(min_points, found, tmp_path):
     def row(tiles: list[int]) -> np.ndarray:
         return np.array([[10 * x + 5.0, 5.0, float(z)] for z, x in enumerate(tiles)])
 
@@ -230,8 +224,8 @@ def test_tiles_without_enough_points_in_both_surveys_give_no_pairs(
     st.randoms(use_true_random=False),
 )
 def test_both_sides_of_a_split_have_tiles_and_no_block_is_split(
-    tile_xy: np.ndarray, fraction: float, seed: int, block: int, random
-) -> None:
+    tile_xy, fraction, seed, block, random
+):
     held_out = split_blocks(tile_xy, fraction, seed, block)
     assert held_out.shape == (len(tile_xy),)
     blocks = [tuple(xy) for xy in (tile_xy // block).tolist()]
@@ -247,7 +241,7 @@ def test_both_sides_of_a_split_have_tiles_and_no_block_is_split(
     assert np.array_equal(split_blocks(tile_xy[order], fraction, seed, block), held_out[order])
 
 
-def test_a_split_holds_out_about_the_requested_fraction_and_depends_on_the_seed() -> None:
+def test_a_split_holds_out_about_the_requested_fraction_and_depends_on_the_seed():
     tile_xy = np.stack(np.meshgrid(np.arange(40), np.arange(25)), axis=-1).reshape(-1, 2)
     splits = [split_blocks(tile_xy, 0.1, seed, 5) for seed in range(5)]
     assert [int(split.sum()) for split in splits] == [100] * 5

@@ -34,7 +34,7 @@ def nearest_others(points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 30))
 @settings(max_examples=25)
-def test_random_midpoints_lie_half_way_to_one_of_the_eight_nearest(seed: int, size: int) -> None:
+def test_random_midpoints_lie_half_way_to_one_of_the_eight_nearest(seed, size):
     points = cloud(seed, size)
     _, index = nearest_others(points, min(8, size - 1))
     allowed = ((points[:, None] + points[index]) / 2).reshape(-1, 3)
@@ -43,7 +43,7 @@ def test_random_midpoints_lie_half_way_to_one_of_the_eight_nearest(seed: int, si
     assert gap.max() < 1e-12
 
 
-def test_random_midpoints_take_every_point_and_each_of_the_eight_alike() -> None:
+def test_random_midpoints_take_every_point_and_each_of_the_eight_alike():
     points = cloud(0, 30)
     _, index = nearest_others(points, 8)
     made = random_midpoints(points, 48_000, np.random.default_rng(1))
@@ -58,7 +58,7 @@ def test_random_midpoints_take_every_point_and_each_of_the_eight_alike() -> None
         assert number == pytest.approx(expected[midpoint], abs=6 * expected[midpoint] ** 0.5)
 
 
-def test_jitter_moves_by_half_the_distance_to_the_nearest() -> None:
+def test_jitter_moves_by_half_the_distance_to_the_nearest():
     # Pairs of points 1, 2 and 4 apart, the pairs far from each other.
     gaps = np.array([1.0, 2.0, 4.0])
     points = np.concatenate(
@@ -72,7 +72,7 @@ def test_jitter_moves_by_half_the_distance_to_the_nearest() -> None:
         np.testing.assert_allclose(spread, 0.5 * gap, rtol=0.03)
 
 
-def test_plane_moves_along_the_fitted_plane_and_half_way_onto_it() -> None:
+def test_plane_moves_along_the_fitted_plane_and_half_way_onto_it():
     rng = np.random.default_rng(0)
     points = np.column_stack([rng.random((60, 2)) * 10, rng.normal(0, 0.2, 60)])
     distance, index = nearest_others(points, 10)
@@ -108,9 +108,7 @@ class _Fixed:
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 40), st.floats(1, 9))
 @settings(max_examples=25)
-def test_every_baseline_keeps_the_source_and_has_the_requested_number_of_points(
-    seed: int, size: int, ratio: float
-) -> None:
+def test_every_baseline_keeps_the_source_and_has_the_requested_number_of_points(seed, size, ratio):
     points = cloud(seed, size)
     clouds = baseline_clouds(points, round(ratio * size), seed=1, name="a")
     assert list(clouds) == list(BASELINES)
@@ -121,7 +119,7 @@ def test_every_baseline_keeps_the_source_and_has_the_requested_number_of_points(
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=15)
-def test_baselines_move_and_scale_with_the_cloud(seed: int) -> None:
+def test_baselines_move_and_scale_with_the_cloud(seed):
     points = cloud(seed)
     moved = baseline_clouds(8.0 * points + np.array([5e5, 4e6, 100]), 120)
     for name, made in baseline_clouds(points, 120).items():
@@ -130,7 +128,7 @@ def test_baselines_move_and_scale_with_the_cloud(seed: int) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.4, 1.4])
-def test_fitted_noise_has_the_lowest_error_of_a_ladder(noise: float) -> None:
+def test_fitted_noise_has_the_lowest_error_of_a_ladder(noise):
     rng = np.random.default_rng(1)
     source = np.column_stack([rng.random((60, 2)) * 10, np.zeros(60)])
     target = source.repeat(4, axis=0) + rng.normal(0, noise, (240, 3))
@@ -155,7 +153,7 @@ def test_fitted_noise_has_the_lowest_error_of_a_ladder(noise: float) -> None:
         assert share / usual == pytest.approx(1.25 ** (np.argmin(of_ladder) - 12), rel=0.6)
 
 
-def test_random_numbers_depend_on_the_seed_and_the_name_only() -> None:
+def test_random_numbers_depend_on_the_seed_and_the_name_only():
     points = cloud(0)
     first, again = (baseline_clouds(points, 80, seed=3, name="a") for _ in range(2))
     for name in BASELINES:
@@ -167,12 +165,12 @@ def test_random_numbers_depend_on_the_seed_and_the_name_only() -> None:
             assert (first[name][40:] != other[name][40:]).any()
 
 
-def test_points_in_one_place_give_points_there() -> None:
+def test_points_in_one_place_give_points_there():
     for made in baseline_clouds(np.ones((5, 3)), 20).values():
         np.testing.assert_allclose(made, 1, atol=1e-12)
 
 
 @pytest.mark.parametrize(("size", "num_points", "words"), [(1, 4, "at least 2"), (5, 4, "keeps")])
-def test_what_no_baseline_can_be_made_of_is_refused(size: int, num_points: int, words: str) -> None:
+def test_what_no_baseline_can_be_made_of_is_refused(size, num_points, words):
     with pytest.raises(ValueError, match=words):
         baseline_clouds(cloud(0, size), num_points)

@@ -17,21 +17,21 @@ from pointup.evaluation.common_extent import (
 from pointup.io.length_unit import unit_of
 
 
-def test_grids_hold_the_lowest_and_highest_point_of_each_cell() -> None:
+def test_grids_hold_the_lowest_and_highest_point_of_each_cell():
     points = np.array([[0.2, 0.2, 3], [0.9, 0.1, -1], [0.5, 0.5, 2], [1.5, 1.5, 7], [5, 5, 99.0]])
     low, high = height_grids(points, whole(2, 2))
     np.testing.assert_array_equal(low, [[-1, np.nan], [np.nan, 7]])
     np.testing.assert_array_equal(high, [[3, np.nan], [np.nan, 7]])
 
 
-def test_the_common_extent_is_what_both_surveys_cover() -> None:
+def test_the_common_extent_is_what_both_surveys_cover():
     extent = common_extent({"a": lattice(10, 6), "b": lattice(10, 6) + np.array([4, 0, 0])})
     assert extent.area == pytest.approx(5 * 5)
     points = np.array([[4.0, 1, 0], [9.9, 1, 0], [3.9, 1, 0], [5.0, 4.0, 9]])
     assert extent.contains(points).tolist() == [False, False, False, True]
 
 
-def test_only_whole_cells_belong_to_the_common_extent() -> None:
+def test_only_whole_cells_belong_to_the_common_extent():
     survey = lattice(10, 10, step=0.1)
     assert common_extent({"a": survey}, cell=1.0).covered.shape == (9, 9)
     # From 0 to 3.9998, three places short of a whole number, as surveys are cut.
@@ -40,7 +40,7 @@ def test_only_whole_cells_belong_to_the_common_extent() -> None:
 
 
 @pytest.mark.parametrize(("width", "belongs"), [(1, True), (3, True), (4, False)])
-def test_holes_of_up_to_three_cells_belong_to_a_survey(width: int, belongs: bool) -> None:
+def test_holes_of_up_to_three_cells_belong_to_a_survey(width, belongs):
     survey = lattice(40, 40, step=0.5)
     hole = ((survey[:, :2] >= 15.25) & (survey[:, :2] < 15.25 + width)).all(axis=1)
     extent = common_extent({"survey": survey[~hole]})
@@ -50,7 +50,7 @@ def test_holes_of_up_to_three_cells_belong_to_a_survey(width: int, belongs: bool
     assert extent.contains(survey[(survey[:, :2] < 39).all(axis=1) & ~hole]).all()
 
 
-def test_surveys_elsewhere_are_refused_with_their_coordinates() -> None:
+def test_surveys_elsewhere_are_refused_with_their_coordinates():
     with pytest.raises(DataError, match="don't overlap: a x 0 to 10, y 0 to 10; b x 500 to 510"):
         common_extent({"a": lattice(10, 10), "b": lattice(10, 10) + np.array([500, 0, 0])})
     corners = lattice(40, 40, step=20.0)
@@ -71,7 +71,7 @@ def forest(num_points: int, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("shift", [0.0, 47.0, -47.0])
 @pytest.mark.parametrize("feet", [False, True])
-def test_surveys_in_different_height_systems_are_noted(shift: float, feet: bool) -> None:
+def test_surveys_in_different_height_systems_are_noted(shift, feet):
     unit = unit_of(0.3048 if feet else 1.0)
     source, reference = forest(8_000, 0), forest(60_000, 1)
     source[:, 2] += shift
@@ -83,7 +83,7 @@ def test_surveys_in_different_height_systems_are_noted(shift: float, feet: bool)
         assert ("above" if shift > 0 else "below") in notes[0].partition("reference")[0]
 
 
-def test_the_offset_is_the_median_over_squares_that_both_surveys_have() -> None:
+def test_the_offset_is_the_median_over_squares_that_both_surveys_have():
     lowest = {(0, 0): 3, (10, 0): 4, (20, 0): 9, (-10, 0): 0}
     source = [(x + 1, y + 1, low + up) for (x, y), low in lowest.items() for up in (0, 5)]
     reference = [(x + 2, y + 2, up) for x, y in list(lowest)[:3] for up in (0, 7, 8)]

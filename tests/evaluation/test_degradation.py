@@ -1,7 +1,5 @@
 """Remarks on figures that are much worse than the source's."""
 
-from __future__ import annotations
-
 import pytest
 
 from pointup.evaluation.cloud_metrics import Metric
@@ -29,9 +27,7 @@ SOURCE = {"hausdorff": 1.0, "below": 0.2, "f": 60.0, "density": 10.0}
         ),
     ],
 )
-def test_what_is_much_worse_is_named_with_both_figures(
-    figures: dict[str, float], words: str
-) -> None:
+def test_what_is_much_worse_is_named_with_both_figures(figures, words):
     rows = {"model": {**SOURCE, **figures}, "midpoints": {"farthest": 2.2}, "source": SOURCE}
     (sentence,) = worse_than_source(rows, METRICS, ["model", "prediction"])
     assert sentence == f"model, much worse than the source: {words}"
@@ -51,27 +47,27 @@ def test_what_is_much_worse_is_named_with_both_figures(
         {"below": 0.25, "f": 59.1},
     ],
 )
-def test_what_is_a_little_worse_or_better_is_not_named(figures: dict[str, float]) -> None:
+def test_what_is_a_little_worse_or_better_is_not_named(figures):
     rows = {"model": {**SOURCE, **figures}, "midpoints": {"farthest": 2.2}, "source": SOURCE}
     assert worse_than_source(rows, METRICS, ["model"]) == [
         "model: no figure is much worse than the source's"
     ]
 
 
-def test_several_are_named_together_and_there_is_no_remark_without_a_source() -> None:
+def test_several_are_named_together_and_there_is_no_remark_without_a_source():
     rows = {"model": {"hausdorff": 2.0, "f": 10.0}, "source": SOURCE}
     (sentence,) = worse_than_source(rows, METRICS, ["model"])
     assert "Hausdorff 2 m, not 1 m" in sentence and "; F-score 10 %" in sentence
     assert worse_than_source({"model": rows["model"]}, METRICS, ["model"]) == []
 
 
-def test_a_figure_that_was_zero_is_named_without_a_share() -> None:
+def test_a_figure_that_was_zero_is_named_without_a_share():
     rows = {"model": {"hausdorff": 0.3}, "source": {"hausdorff": 0.0}}
     (sentence,) = worse_than_source(rows, METRICS, ["model"])
     assert sentence.endswith("Hausdorff 0.3000 m, not 0.0000 m")
 
 
-def test_a_method_is_compared_with_the_best_baseline_and_the_midpoints() -> None:
+def test_a_method_is_compared_with_the_best_baseline_and_the_midpoints():
     rows = {
         name: {"chamfer": value}
         for name, value in (
@@ -90,9 +86,7 @@ def test_a_method_is_compared_with_the_best_baseline_and_the_midpoints() -> None
 
 
 @pytest.mark.parametrize(("chamfer", "share"), [(0.8, "50%"), (0.6, "100%"), (1.2, "-50%")])
-def test_the_gap_to_a_second_survey_is_that_of_the_best_baseline(
-    chamfer: float, share: str
-) -> None:
+def test_the_gap_to_a_second_survey_is_that_of_the_best_baseline(chamfer, share):
     rows = {
         name: {"chamfer": value}
         for name, value in (("model", chamfer), ("plane", 1.0), ("jitter", 2.0), ("resampled", 0.6))
@@ -104,7 +98,7 @@ def test_the_gap_to_a_second_survey_is_that_of_the_best_baseline(
     )
 
 
-def test_without_a_gap_none_is_closed() -> None:
+def test_without_a_gap_none_is_closed():
     rows = {"model": {"chamfer": 0.9}, "plane": {"chamfer": 1.0}, "resampled": {"chamfer": 1.1}}
     assert len(beside_baselines(rows, ["model"])) == 1
     assert gap_closed(rows, ["model"]) == []

@@ -23,7 +23,7 @@ TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2
 
 
 @pytest.fixture
-def surveys(tmp_path: Path) -> Path:
+def surveys(tmp_path) -> Path:
     """`dense.xyz`, and of its points `sparse.xyz` (every fourth), `half.xyz` (in the west) and
     `raised.xyz` (0.2 m higher)."""
     rng = np.random.default_rng(1)
@@ -36,7 +36,7 @@ def surveys(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory) -> Path:
     """A model with offsets that are not zero; an untrained one gives the midpoints."""
     torch.manual_seed(0)
     upsampler = Upsampler(feature_dim=8, heads=2, child_heads=2, position_hidden=4, k=6)
@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def meshes(tmp_path: Path) -> Path:
+def meshes(tmp_path) -> Path:
     folder = tmp_path / "meshes"
     folder.mkdir()
     for name in ("one", "two"):
@@ -58,7 +58,7 @@ def meshes(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def shapes(tmp_path: Path) -> Path:
+def shapes(tmp_path) -> Path:
     """Folders `truth`, `inputs` and `predictions` of two shapes; the predictions are the truth."""
     rng = np.random.default_rng(0)
     for name in ("one", "two"):
@@ -85,9 +85,7 @@ def figures_of(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
-    meshes: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shapes_drawn_from_meshes_are_reported_in_three_forms(meshes, model, tmp_path, capsys):
     json_path, markdown_path = tmp_path / "out.json", tmp_path / "out.md"
     assert not evaluate(
         "shapes", "--meshes", meshes, "--model", model, "--num-source", 60, "--seeds", 2,
@@ -115,8 +113,8 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
 
 
 def test_shapes_and_surveys_are_upsampled_with_the_requested_oversampling(
-    shapes: Path, surveys: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    shapes, surveys, model, capsys
+):
     stored = "shapes", "--truth", shapes / "truth", "--inputs", shapes / "inputs"
     survey = "lidar", "--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz"
     path, upsampler = surveys / "out.json", Upsampler.from_pretrained(model)
@@ -138,9 +136,7 @@ def test_shapes_and_surveys_are_upsampled_with_the_requested_oversampling(
         assert capsys.readouterr().out.count(text) == (2 if oversampling > 1 else 0)
 
 
-def test_16x_passes_and_both_protocols_are_reported(
-    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_16x_passes_and_both_protocols_are_reported(meshes, tmp_path, capsys):
     cds = []
     for protocol in ("pu-gcn", "half"):
         path = tmp_path / f"{protocol}.json"
@@ -153,9 +149,7 @@ def test_16x_passes_and_both_protocols_are_reported(
     assert cds[0] == pytest.approx(2 * cds[1])
 
 
-def test_the_passes_of_a_model_that_needs_fewer_are_reported(
-    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_passes_of_a_model_that_needs_fewer_are_reported(meshes, tmp_path, capsys):
     upsampler = Upsampler(feature_dim=8, heads=2, child_heads=2, k=6, max_pass_ratio=16.0)
     upsampler.save_pretrained(tmp_path / "model")
     options = ["--meshes", meshes, "--num-source", 20, "--ratio", 16]
@@ -164,9 +158,7 @@ def test_the_passes_of_a_model_that_needs_fewer_are_reported(
     assert "20 points to 320: 16x, model in 1 pass, midpoints in 2\n" in text
 
 
-def test_predictions_of_other_programs_are_scored(
-    shapes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_of_other_programs_are_scored(shapes, capsys):
     assert not evaluate(
         "shapes", "--truth", shapes / "truth", "--predictions", shapes / "predictions",
         "--inputs", shapes / "inputs", "--json", shapes / "out.json",
@@ -180,9 +172,7 @@ def test_predictions_of_other_programs_are_scored(
     assert "P2F" not in capsys.readouterr().out
 
 
-def test_reports_say_which_clouds_were_measured(
-    shapes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_say_which_clouds_were_measured(shapes, capsys):
     truth = np.loadtxt(shapes / "truth" / "two.xyz")
     np.savetxt(shapes / "predictions" / "two.xyz", truth[:-5])
     (shapes / "truth" / "._two.xyz").write_text("left by macOS")
@@ -197,9 +187,7 @@ def test_reports_say_which_clouds_were_measured(
     assert "inputs" not in content and content["denoise"] is False
 
 
-def test_predictions_and_inputs_in_another_frame_than_the_truth_are_named(
-    shapes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_and_inputs_in_another_frame_than_the_truth_are_named(shapes, capsys):
     words = "--truth", "--inputs", "--predictions"
     options = [word for name in words for word in (name, shapes / name.strip("-"))]
     assert not evaluate("shapes", *options)
@@ -214,9 +202,7 @@ def test_predictions_and_inputs_in_another_frame_than_the_truth_are_named(
     assert "predictions in another frame than their truth: 2, the first one; P2F, CD target" in text
 
 
-def test_predictions_and_inputs_without_a_truth_are_named(
-    shapes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_and_inputs_without_a_truth_are_named(shapes, capsys):
     words = "--truth", "--inputs", "--predictions"
     options = [word for name in words for word in (name, shapes / name.strip("-"))]
     assert not evaluate("shapes", *options)
@@ -231,7 +217,7 @@ def test_predictions_and_inputs_without_a_truth_are_named(
         )
 
 
-def test_drawn_shapes_are_described_in_the_json_file(meshes: Path, tmp_path: Path) -> None:
+def test_drawn_shapes_are_described_in_the_json_file(meshes, tmp_path):
     drawn = {"num_source": 20, "ratio": 2.0, "pattern": "random", "noise": 0.01, "seeds": 2}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in drawn.items()]
     path = tmp_path / "out.json"
@@ -241,9 +227,7 @@ def test_drawn_shapes_are_described_in_the_json_file(meshes: Path, tmp_path: Pat
     assert content["meshes"] == str(meshes)
 
 
-def test_shapes_without_a_mesh_are_named_and_have_no_distance_to_the_surface(
-    shapes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shapes_without_a_mesh_are_named_and_have_no_distance_to_the_surface(shapes, capsys):
     (shapes / "meshes").mkdir()
     (shapes / "meshes" / "two.off").write_text(TETRAHEDRON)
     rng = np.random.default_rng(0)
@@ -263,9 +247,7 @@ def test_shapes_without_a_mesh_are_named_and_have_no_distance_to_the_surface(
 
 
 @pytest.mark.usefixtures("small_panels")
-def test_the_shapes_with_the_highest_median_and_lowest_cd_are_shown(
-    tmp_path: Path, model: Path
-) -> None:
+def test_the_shapes_with_the_highest_median_and_lowest_cd_are_shown(tmp_path, model):
     rng = np.random.default_rng(0)
     for name, noise in (("good", 0.0), ("bad", 0.1), ("fair", 0.02)):
         truth = rng.normal(size=(80, 3))
@@ -321,14 +303,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: value[:60])
-def test_errors_are_reported_in_one_line(
-    arguments: str,
-    message: str,
-    shapes: Path,
-    surveys: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_errors_are_reported_in_one_line(arguments, message, shapes, surveys, monkeypatch, capsys):
     monkeypatch.chdir(shapes)
     np.savetxt("point.xyz", np.loadtxt("dense.xyz")[:1])
     before = sorted(shapes.rglob("*"))

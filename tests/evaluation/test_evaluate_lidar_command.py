@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import laspy
@@ -24,9 +23,7 @@ from pointup.evaluation.baselines import BASELINES, FITTED
 from pointup.evaluation.lidar import read_survey, upsampled_surveys
 
 
-def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lidar_prints_prediction_baseline_and_source_against_the_reference(surveys, capsys):
     assert not evaluate(
         "lidar", "--reference", surveys / "dense.xyz", "--prediction", surveys / "raised.xyz",
         "--source", surveys / "sparse.xyz", "--json", surveys / "out.json",
@@ -60,9 +57,7 @@ def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
     assert imread(surveys / "columns.png").shape[1] == 16 + 4 * 408
 
 
-def test_a_second_survey_is_measured_and_the_gap_to_it_is_printed(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_survey_is_measured_and_the_gap_to_it_is_printed(surveys, capsys):
     dense = np.loadtxt(surveys / "dense.xyz")
     np.savetxt(surveys / "second.xyz", dense + np.array([0, 0, 0.02]))
     assert not evaluate(
@@ -78,9 +73,7 @@ def test_a_second_survey_is_measured_and_the_gap_to_it_is_printed(
     assert f"the prediction closes {gap:.0%} of the gap" in capsys.readouterr().out
 
 
-def test_a_prediction_or_a_second_survey_of_a_part_of_the_area_is_named(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prediction_or_a_second_survey_of_a_part_of_the_area_is_named(surveys, capsys):
     given = ["--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz"]
     for option, name in (("--prediction", "prediction"), ("--second", "second survey")):
         assert not evaluate("lidar", *given, option, surveys / "half.xyz")
@@ -89,7 +82,7 @@ def test_a_prediction_or_a_second_survey_of_a_part_of_the_area_is_named(
         assert "of the common extent, and" not in capsys.readouterr().out
 
 
-def test_baselines_cover_the_source_at_the_ratio_of_a_prediction_of_a_part(surveys: Path) -> None:
+def test_baselines_cover_the_source_at_the_ratio_of_a_prediction_of_a_part(surveys):
     counts = {}
     for name in ("half", "dense"):
         assert not evaluate(
@@ -106,7 +99,7 @@ def test_baselines_cover_the_source_at_the_ratio_of_a_prediction_of_a_part(surve
         assert counts["half", row] == pytest.approx(counts["dense", row], rel=0.1)
 
 
-def test_errors_are_shown_where_both_surveys_are(surveys: Path) -> None:
+def test_errors_are_shown_where_both_surveys_are(surveys):
     highs = {}
     for name in ("half", "dense"):
         assert not evaluate(
@@ -118,16 +111,14 @@ def test_errors_are_shown_where_both_surveys_are(surveys: Path) -> None:
     assert highs["half"] < 2 * highs["dense"]
 
 
-def test_a_survey_compared_with_itself_has_figures_and_no_shares(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_survey_compared_with_itself_has_figures_and_no_shares(surveys, capsys):
     same = surveys / "dense.xyz"
     assert not evaluate("lidar", "--reference", same, "--source", same, "--prediction", same)
     text = capsys.readouterr().out
     assert "Chamfer" in text and "of the best baseline's" not in text
 
 
-def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys: Path) -> None:
+def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys):
     rng = np.random.default_rng(0)
     points = np.column_stack([20 * rng.random((1600, 2)), np.zeros(1600)]).round(6)
     # Four times as dense on the left.
@@ -148,7 +139,7 @@ def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys: P
     assert given != pytest.approx(chamfer(0.7), rel=1e-3)
 
 
-def test_lidar_upsamples_the_source_with_a_model(surveys: Path, model: Path) -> None:
+def test_lidar_upsamples_the_source_with_a_model(surveys, model):
     for target, ratio in ((["--ratio", 2], 2), ([], 4)):
         assert not evaluate(
             "lidar", "--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz",
@@ -162,9 +153,7 @@ def test_lidar_upsamples_the_source_with_a_model(surveys: Path, model: Path) -> 
     assert rows["model"]["to_reference"] != rows["midpoints"]["to_reference"]
 
 
-def test_figures_are_in_feet_where_the_files_are(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_are_in_feet_where_the_files_are(surveys, capsys):
     for name in ("dense", "raised"):
         points = np.loadtxt(surveys / f"{name}.xyz") / 0.3048
         np.savetxt(surveys / f"{name}_feet.xyz", points, fmt="%.6f")
@@ -185,9 +174,7 @@ def test_figures_are_in_feet_where_the_files_are(
     assert "F-score at 0.5 m (1.64 ft)" in capsys.readouterr().out
 
 
-def test_a_thinned_survey_is_measured_against_its_other_points(
-    surveys: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_thinned_survey_is_measured_against_its_other_points(surveys, model, capsys):
     def figures(seed: int) -> dict[str, Any]:
         path = surveys / "out.json"
         assert not evaluate(
@@ -209,9 +196,7 @@ def test_a_thinned_survey_is_measured_against_its_other_points(
     assert figures(1)["rows"]["jitter"] != rows["jitter"]
 
 
-def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_units_and_classes_come_from_las_files_and_noise_is_left_out(surveys, capsys):
     points = np.loadtxt(surveys / "dense.xyz")
     classes = np.where(points[:, 2] < 101, 2, 5)
     noisy = np.concatenate([points, [[points[0, 0], points[0, 1], 900.0]]])
@@ -236,9 +221,7 @@ def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
     assert "its coordinates are in degrees" in capsys.readouterr().err
 
 
-def test_the_cloud_that_is_measured_is_the_file_that_pointup_upsample_writes(
-    tmp_path: Path, model: Path
-) -> None:
+def test_the_cloud_that_is_measured_is_the_file_that_pointup_upsample_writes(tmp_path, model):
     # A roof without a class hides the ground. That it is no crown is known from its pulses: each
     # has one return, as elsewhere some have two.
     rng = np.random.default_rng(5)
@@ -270,9 +253,7 @@ def test_the_cloud_that_is_measured_is_the_file_that_pointup_upsample_writes(
     assert below[0] == 0 < below[1]
 
 
-def test_a_given_unit_replaces_that_of_the_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_given_unit_replaces_that_of_the_files(tmp_path, capsys):
     for seed, name in enumerate(("a.las", "b.las")):
         points = positions(2000, seed)
         write_las(tmp_path / name, points, scale=0.01, system="EPSG:26915+6360")
@@ -283,9 +264,7 @@ def test_a_given_unit_replaces_that_of_the_files(
     assert main([*words, "--metres-per-unit", "1"]) == 0
 
 
-def test_without_a_source_no_figure_is_called_one_of_new_points(
-    surveys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_source_no_figure_is_called_one_of_new_points(surveys, capsys):
     given = "--reference", surveys / "dense.xyz", "--prediction", surveys / "raised.xyz"
     out = surveys / "out.json"
     conventions = {}
@@ -299,9 +278,7 @@ def test_without_a_source_no_figure_is_called_one_of_new_points(
     assert conventions[False][0].endswith("of all points, because no source is given")
 
 
-def test_a_source_far_larger_than_the_reference_is_upsampled_near_it_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_source_far_larger_than_the_reference_is_upsampled_near_it_only(tmp_path, capsys):
     rng = np.random.default_rng(0)
     # A strip with one point on each metre, and a denser survey of its first 20 m.
     source = np.column_stack([np.sort(600 * rng.random(600)), rng.random((600, 2))])

@@ -30,9 +30,7 @@ from pointup.geometry.surfaces import Surface
 from pointup.io.length_unit import METRE, unit_of
 
 
-def test_pairs_have_the_figures_that_training_validates_on(
-    pair_directory: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_have_the_figures_that_training_validates_on(pair_directory, model, tmp_path, capsys):
     from accelerate import Accelerator
 
     from pointup.training.config import TrainConfig
@@ -62,9 +60,7 @@ def test_pairs_have_the_figures_that_training_validates_on(
 
 
 @pytest.fixture(scope="module")
-def evaluated(
-    pair_directory: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
+def evaluated(pair_directory, model, tmp_path_factory) -> tuple[Path, str]:
     """A folder with pairs.png, pairs.html and out.json of an evaluation, and what it printed."""
     folder, printed = tmp_path_factory.mktemp("evaluated"), StringIO()
     words = ("--picture", folder / "pairs.png", "--view", folder / "pairs.html")
@@ -74,9 +70,7 @@ def evaluated(
     return folder, printed.getvalue()
 
 
-def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
-    evaluated: tuple[Path, str],
-) -> None:
+def test_the_headline_of_pairs_and_their_table_are_the_same_mean(evaluated):
     text, content = evaluated[1], figures_of(evaluated[0] / "out.json")
     head = text.index("mean of 3 pairs")
     columns = ["model", "midpoints", "random midpoints", "jitter", "plane", "source", "resampled"]
@@ -100,9 +94,7 @@ def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
         assert row["chamfer"] == pytest.approx(np.mean(each))
 
 
-def test_the_gap_is_that_of_the_pairs_with_a_second_sampling(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gap_is_that_of_the_pairs_with_a_second_sampling(model, tmp_path, capsys):
     rng = np.random.default_rng(0)
     pairs = [wavy_pair(f"sheet_{i}", 60, 3, rng) for i in range(5)]
     pairs = [replace(pair, resample=pair.target if i < 2 else None) for i, pair in enumerate(pairs)]
@@ -117,9 +109,7 @@ def test_the_gap_is_that_of_the_pairs_with_a_second_sampling(
     assert "(2 pairs)" not in alone
 
 
-def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(model, tmp_path, capsys):
     rng = np.random.default_rng(0)
     pairs = [wavy_pair(f"sheet_{i}", 60, ratio, rng) for i, ratio in enumerate((2, 3, 3, 4))]
     for pair in pairs:
@@ -142,9 +132,7 @@ def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(
     assert not gap.search(fivefold)
 
 
-def test_no_remark_compares_with_the_distance_of_a_source_on_the_surface(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_remark_compares_with_the_distance_of_a_source_on_the_surface(model, tmp_path, capsys):
     rng, surface, path = np.random.default_rng(0), torus(), tmp_path / "out.json"
     source, target = (surface.sample(n, rng)[0].astype(np.float32) for n in (60, 180))
     made = replace(wavy_pair("torus", 60, 3, rng), resample=None, vertical=False)
@@ -156,7 +144,7 @@ def test_no_remark_compares_with_the_distance_of_a_source_on_the_surface(
     assert len(content["remarks"]) == 1 and "P2F" not in content["remarks"][0]
 
 
-def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path: Path) -> None:
+def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path):
     rng = np.random.default_rng(0)
     sheets = [wavy_pair(f"sheet_{i}", 60, 3, rng) for i in range(3)]
     for sheet in sheets:
@@ -184,7 +172,7 @@ def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_pat
         )
 
 
-def test_pairs_are_measured_as_pointup_upsample_writes_them(model: Path, tmp_path: Path) -> None:
+def test_pairs_are_measured_as_pointup_upsample_writes_them(model, tmp_path):
     from pointup.datasets.pair_dataset import open_samples
 
     rng = np.random.default_rng(0)
@@ -212,16 +200,14 @@ def test_pairs_are_measured_as_pointup_upsample_writes_them(model: Path, tmp_pat
         assert expected[1] != pytest.approx(expected[0], rel=1e-4)
 
 
-def test_pairs_don_t_depend_on_the_token_budget(
-    evaluated: tuple[Path, str], pair_directory: Path, model: Path, tmp_path: Path
-) -> None:
+def test_pairs_don_t_depend_on_the_token_budget(evaluated, pair_directory, model, tmp_path):
     words = ("--model", model, "--token-budget", 1, "--json", tmp_path / "out.json")
     assert not evaluate("pairs", pair_directory, *words)
     small, default = (figures_of(folder / "out.json") for folder in (tmp_path, evaluated[0]))
     assert small["means"]["model"] == pytest.approx(default["means"]["model"], rel=1e-4)
 
 
-def test_the_worst_median_and_best_pair_are_shown(evaluated: tuple[Path, str]) -> None:
+def test_the_worst_median_and_best_pair_are_shown(evaluated):
     path, page, out = (evaluated[0] / name for name in ("pairs.png", "pairs.html", "out.json"))
     assert imread(path).shape[1] == 16 + 4 * 256
     pairs = figures_of(out)["pairs"]
@@ -238,9 +224,7 @@ def test_the_worst_median_and_best_pair_are_shown(evaluated: tuple[Path, str]) -
 
 
 @pytest.mark.usefixtures("small_panels")
-def test_pairs_whose_midpoints_equal_their_target_are_not_shown(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_whose_midpoints_equal_their_target_are_not_shown(model, tmp_path, capsys):
     rng = np.random.default_rng(0)
     other, same = (wavy_pair(name, 60, 3, rng) for name in ("other", "same"))
     source = torch.from_numpy(same.source)
@@ -266,7 +250,7 @@ def pair(p2f_of_source: float, p2f_of_model: float, cv: float = 0.2) -> dict[str
     }
 
 
-def test_the_distance_to_the_surface_is_not_compared_with_that_of_a_source_on_it() -> None:
+def test_the_distance_to_the_surface_is_not_compared_with_that_of_a_source_on_it():
     (remark,) = remarks_on_pairs([pair(7e-6, 5.2), pair(8e-6, 5.4)], METRICS)
     assert remark == "model: no figure is much worse than the source's"
     (remark,) = remarks_on_pairs([pair(7e-6, 5.2, cv=0.6)], METRICS)
@@ -274,14 +258,14 @@ def test_the_distance_to_the_surface_is_not_compared_with_that_of_a_source_on_it
 
 
 @pytest.mark.parametrize("noise", [0.8, 8.0, 22.0])
-def test_the_distance_to_the_surface_of_noisy_sources_is_compared(noise: float) -> None:
+def test_the_distance_to_the_surface_of_noisy_sources_is_compared(noise):
     noisy = [pair(noise, 4 * noise)] * 2
     remarks = remarks_on_pairs(noisy, METRICS)
     assert remarks == worse_than_source(mean_rows(noisy), METRICS, ["model"])
     assert "P2F" in remarks[0] and "(4 times)" in remarks[0]
 
 
-def test_of_mixed_pairs_only_those_with_noise_are_compared_and_counted() -> None:
+def test_of_mixed_pairs_only_those_with_noise_are_compared_and_counted():
     mixed = [pair(7e-6, 40.0), pair(8.0, 10.0), pair(8.0, 10.0)]
     (remark,) = remarks_on_pairs(mixed, METRICS)
     assert remark == (
@@ -297,7 +281,7 @@ SQUARE = Surface.from_triangles(
 )
 
 
-def test_shares_are_those_of_new_points_by_their_height_above_a_plane() -> None:
+def test_shares_are_those_of_new_points_by_their_height_above_a_plane():
     rng = np.random.default_rng(0)
     source = rng.uniform([10, 10, -3], [90, 90, 3], (50, 3))
     new = rng.uniform([10, 10, -2], [90, 90, 2], (400, 3))
@@ -317,7 +301,7 @@ def test_shares_are_those_of_new_points_by_their_height_above_a_plane() -> None:
     assert figures["model"].keys() == {"p2f", *surface_metrics(METRE)}
 
 
-def test_limits_are_in_metres_whatever_the_unit() -> None:
+def test_limits_are_in_metres_whatever_the_unit():
     source = np.array([[50.0, 50, 0]])
     cloud = np.array([[50.0, 50, 1], [50, 50, 2], [50, 50, 4]])
     figures = measure_to_surface({"source": source, "model": cloud}, SQUARE, unit_of(0.3048))
@@ -325,14 +309,14 @@ def test_limits_are_in_metres_whatever_the_unit() -> None:
     assert figures["model"]["off_surface_1"] == pytest.approx(100 / 3)
 
 
-def test_shapes_have_no_shares_and_empty_clouds_no_figures() -> None:
+def test_shapes_have_no_shares_and_empty_clouds_no_figures():
     clouds = {"source": np.array([[50.0, 50, 2]]), "model": np.empty((0, 3))}
     assert measure_to_surface(clouds, SQUARE, None) == {"source": {"p2f": 2000.0}}
 
 
 def test_a_pair_with_points_around_its_core_is_upsampled_with_them_and_measured_on_the_core(
-    model: Path, tmp_path: Path
-) -> None:
+    model, tmp_path
+):
     rng = np.random.default_rng(0)
     pair = wavy_pair("wide", 400, 4, rng)
     # As large as a cell of a metre.

@@ -24,9 +24,7 @@ def spread(rng: np.random.Generator, number: int, side: float) -> np.ndarray:
 
 @given(st.integers(0, 2**32 - 1), st.floats(-1, 1), st.floats(-1, 1))
 @settings(max_examples=20)
-def test_ground_between_points_of_a_plane_is_that_plane(
-    seed: int, east: float, north: float
-) -> None:
+def test_ground_between_points_of_a_plane_is_that_plane(seed, east, north):
     rng = np.random.default_rng(seed)
     vertices = spread(rng, 60, 10)
     vertices[:, 2] = 7 + east * vertices[:, 0] + north * vertices[:, 1]
@@ -36,13 +34,13 @@ def test_ground_between_points_of_a_plane_is_that_plane(
     assert ground.above(query[None] + move) == pytest.approx([2.5], abs=1e-5)
 
 
-def test_beyond_its_rim_the_ground_is_that_of_the_nearest_point() -> None:
+def test_beyond_its_rim_the_ground_is_that_of_the_nearest_point():
     ground = TriangulatedGround(np.array([[0.0, 0, 1], [4, 0, 1], [0, 4, 3]]), "")
     assert ground.height(np.array([[-9.0, -9, 50], [-1, 30, 0]])) == pytest.approx([1, 3])
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
-def test_few_points_and_points_on_a_line_have_a_ground(number: int) -> None:
+def test_few_points_and_points_on_a_line_have_a_ground(number):
     vertices = np.column_stack([np.arange(number), np.zeros(number), np.arange(number)]).astype(
         float
     )
@@ -63,7 +61,7 @@ def landscape(rng: np.random.Generator, slope: float) -> tuple[np.ndarray, np.nd
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.1, 0.6])
-def test_trees_and_houses_are_not_ground(slope: float) -> None:
+def test_trees_and_houses_are_not_ground(slope):
     rng = np.random.default_rng(0)
     points, is_ground = landscape(rng, slope)
     ground = find_ground(points, whole_extent(points, 1.0))
@@ -75,7 +73,7 @@ def test_trees_and_houses_are_not_ground(slope: float) -> None:
     assert (ground.above(points[is_ground]) > -0.3).mean() > 0.999
 
 
-def test_plants_on_a_slope_are_not_below_ground_that_is_seen_at_its_top_only() -> None:
+def test_plants_on_a_slope_are_not_below_ground_that_is_seen_at_its_top_only():
     rng = np.random.default_rng(0)
     points = spread(rng, 720, 6)
     seen = (points[:, :2] > 3).all(axis=1)
@@ -84,7 +82,7 @@ def test_plants_on_a_slope_are_not_below_ground_that_is_seen_at_its_top_only() -
     assert (ground.above(points) > -0.3).mean() > 0.99
 
 
-def test_a_wood_on_one_side_does_not_tilt_the_ground() -> None:
+def test_a_wood_on_one_side_does_not_tilt_the_ground():
     rng = np.random.default_rng(0)
     ground_points, crowns = spread(rng, 900, 20), spread(rng, 4000, 20)
     crowns = crowns[crowns[:, 0] > 10]
@@ -99,7 +97,7 @@ def test_a_wood_on_one_side_does_not_tilt_the_ground() -> None:
     assert len(ground.vertices) > 150
 
 
-def test_classified_ground_and_water_are_the_ground_if_there_are_any() -> None:
+def test_classified_ground_and_water_are_the_ground_if_there_are_any():
     rng = np.random.default_rng(1)
     points, is_ground = landscape(rng, 0.2)
     classes = np.where(is_ground, np.where(points[:, 0] < 20, 2, 9), 5).astype(np.uint8)
@@ -116,7 +114,7 @@ def test_classified_ground_and_water_are_the_ground_if_there_are_any() -> None:
 
 
 @pytest.mark.parametrize("number", [2, 9])
-def test_a_corner_of_ground_or_a_pond_alone_does_not_replace_the_ground(number: int) -> None:
+def test_a_corner_of_ground_or_a_pond_alone_does_not_replace_the_ground(number):
     rng = np.random.default_rng(4)
     points, is_ground = landscape(rng, 0.3)
     # All of 4 m2 of 1,600, where the ground is lowest.
@@ -133,9 +131,7 @@ def test_a_corner_of_ground_or_a_pond_alone_does_not_replace_the_ground(number: 
 
 
 @pytest.mark.parametrize("classified", [True, False])
-def test_a_large_survey_has_its_ground_from_fewer_points(
-    classified: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_survey_has_its_ground_from_fewer_points(classified, monkeypatch):
     monkeypatch.setattr("pointup.evaluation.common_extent.MOST_VERTICES", 100)
     points, is_ground = landscape(np.random.default_rng(3), 0.3)
     classes = np.where(is_ground, 2, 5).astype(np.uint8) if classified else None
@@ -147,7 +143,7 @@ def test_a_large_survey_has_its_ground_from_fewer_points(
     assert np.quantile(np.abs(error), 0.9) < 0.2
 
 
-def test_the_ground_is_the_same_in_feet() -> None:
+def test_the_ground_is_the_same_in_feet():
     rng = np.random.default_rng(2)
     points, _ = landscape(rng, 0.1)
     extent = whole_extent(points, 1.0)

@@ -44,7 +44,7 @@ def measure_survey(
     return SurveyReference(reference, extent, ground, source, scale).measure(prediction)
 
 
-def test_distances_and_heights_of_a_raised_plane_are_those_computed_by_hand() -> None:
+def test_distances_and_heights_of_a_raised_plane_are_those_computed_by_hand():
     reference, prediction = lattice(6, 4), lattice(6, 4, z=0.3)
     figures = measure_survey(prediction, reference, whole(6, 4))
     assert figures == pytest.approx(
@@ -84,7 +84,7 @@ def test_distances_and_heights_of_a_raised_plane_are_those_computed_by_hand() ->
     assert figures.keys() <= lidar_metrics().keys() | band_metrics().keys()
 
 
-def test_means_and_medians_of_both_directions_are_distinguished() -> None:
+def test_means_and_medians_of_both_directions_are_distinguished():
     reference = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 4.0], [0.5, 0.5, 5.0]])
     prediction = np.array([[0.5, 0.5, 0.2]])
     figures = measure_survey(prediction, reference, whole(1, 1))
@@ -95,7 +95,7 @@ def test_means_and_medians_of_both_directions_are_distinguished() -> None:
     assert figures["chamfer_median"] == pytest.approx(4.0)
 
 
-def test_f_score_is_the_harmonic_mean_of_precision_and_recall() -> None:
+def test_f_score_is_the_harmonic_mean_of_precision_and_recall():
     reference = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 4.0], [0.5, 0.5, 5.0]])
     prediction = np.array([[0.5, 0.5, 0.2], [0.5, 0.5, 8.0]])
     figures = measure_survey(prediction, reference, whole(1, 1), thresholds=(0.25, 1.5))
@@ -104,7 +104,7 @@ def test_f_score_is_the_harmonic_mean_of_precision_and_recall() -> None:
     assert "f_score_1.5" in figures and "f_score_0.1" not in figures
 
 
-def test_height_overlap_is_what_two_histograms_have_in_common() -> None:
+def test_height_overlap_is_what_two_histograms_have_in_common():
     # Above ground 0: three quarters in the first metre, a quarter in the fourth.
     reference = np.array([[0.5, 0.5, z] for z in (0.0, 0.2, 0.9, 3.5)])
     # A half in the first metre, a half in the fourth.
@@ -113,7 +113,7 @@ def test_height_overlap_is_what_two_histograms_have_in_common() -> None:
     assert figures["height_overlap"] == pytest.approx(100 * (0.5 + 0.25))
 
 
-def test_heights_are_measured_above_sloping_ground() -> None:
+def test_heights_are_measured_above_sloping_ground():
     ground = lattice(20, 3)
     ground[:, 2] = 0.2 * ground[:, 0]
     trees = ground + np.array([0, 0, 10])
@@ -125,7 +125,7 @@ def test_heights_are_measured_above_sloping_ground() -> None:
     assert figures["height_overlap"] == pytest.approx(50)
 
 
-def test_canopy_and_ground_are_the_highest_and_lowest_points_of_the_grid() -> None:
+def test_canopy_and_ground_are_the_highest_and_lowest_points_of_the_grid():
     ground, canopy = lattice(20, 20), lattice(20, 20, z=15)
     reference = np.concatenate([ground, canopy])
     # The canopy is one metre too low in every second cell; some ground is not seen at all.
@@ -141,14 +141,14 @@ def test_canopy_and_ground_are_the_highest_and_lowest_points_of_the_grid() -> No
     assert figures["ground_rmse"] == pytest.approx(np.sqrt(49 * 4 / 400))
 
 
-def test_cells_without_predicted_points_are_counted_not_compared() -> None:
+def test_cells_without_predicted_points_are_counted_not_compared():
     reference = lattice(10, 10)
     figures = measure_survey(reference[:30] + np.array([0, 0, 2]), reference, whole(10, 10))
     assert figures["covered"] == pytest.approx(30)
     assert figures["canopy_rmse"] == pytest.approx(2)
 
 
-def test_neighbours_beyond_the_extent_count_but_points_there_don_t() -> None:
+def test_neighbours_beyond_the_extent_count_but_points_there_don_t():
     extent = Extent(1.0, np.zeros(2), np.ones((2, 1), dtype=bool))
     reference = np.array([[0.5, 0.5, 0.0], [2.1, 0.5, 0.0]])
     prediction = np.array([[1.9, 0.5, 0.0], [0.4, 0.5, 0.0], [9.5, 0.5, 0.0]])
@@ -160,7 +160,7 @@ def test_neighbours_beyond_the_extent_count_but_points_there_don_t() -> None:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=15)
-def test_figures_of_surveys_far_from_the_origin_are_those_of_brute_force(seed: int) -> None:
+def test_figures_of_surveys_far_from_the_origin_are_those_of_brute_force(seed):
     rng = np.random.default_rng(seed)
     move = np.array([5e5, 4e6, 100.0])
     source, reference, new = (rng.uniform(0, 5, (n, 3)) for n in (100, 200, 150))
@@ -186,7 +186,7 @@ def test_figures_of_surveys_far_from_the_origin_are_those_of_brute_force(seed: i
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_a_survey_measured_against_itself_is_perfect(seed: int) -> None:
+def test_a_survey_measured_against_itself_is_perfect(seed):
     rng = np.random.default_rng(seed)
     survey = rng.uniform(0, rng.integers(3, 9, 3), (int(rng.integers(60, 200)), 3))
     figures = measure_survey(survey, survey, common_extent({"survey": survey}))
@@ -196,7 +196,7 @@ def test_a_survey_measured_against_itself_is_perfect(seed: int) -> None:
         assert figures[name] == pytest.approx(100)
 
 
-def test_only_new_points_are_counted_far_off_and_below_the_ground() -> None:
+def test_only_new_points_are_counted_far_off_and_below_the_ground():
     reference = source = lattice(10, 10)
     new = np.array([[5.0, 5, 0], [5, 5, 0.7], [5, 5, 2.5], [6, 6, -0.2], [6, 6, -0.4], [7, 7, -30]])
     prediction = np.concatenate([source, new])
@@ -217,7 +217,7 @@ def test_only_new_points_are_counted_far_off_and_below_the_ground() -> None:
     assert "farthest_new" not in figures
 
 
-def test_the_farthest_new_point_is_found_beyond_the_extent() -> None:
+def test_the_farthest_new_point_is_found_beyond_the_extent():
     reference = source = lattice(10, 10)
     prediction = np.concatenate([source, [[500.0, 5, 0]]])
     figures = measure_survey(prediction, reference, whole(10, 10), source=source)
@@ -227,7 +227,7 @@ def test_the_farthest_new_point_is_found_beyond_the_extent() -> None:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=10)
-def test_far_points_off_the_extent_are_those_far_from_both_surveys(seed: int) -> None:
+def test_far_points_off_the_extent_are_those_far_from_both_surveys(seed):
     rng = np.random.default_rng(seed)
     source, new = rng.uniform(0, 12, (60, 3)), rng.uniform(0, 12, (50, 3))
     reference = rng.uniform(0, [6, 12, 12], (80, 3))
@@ -244,7 +244,7 @@ def test_far_points_off_the_extent_are_those_far_from_both_surveys(seed: int) ->
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=5)
-def test_figures_of_shifted_grids_are_means_of_those_of_brute_force(seed: int) -> None:
+def test_figures_of_shifted_grids_are_means_of_those_of_brute_force(seed):
     rng = np.random.default_rng(seed)
     ground = lattice(8, 6, step=0.5)
     ground[:, 2] = 0.3 * ground[:, 0]
@@ -289,7 +289,7 @@ def test_figures_of_shifted_grids_are_means_of_those_of_brute_force(seed: int) -
     assert 0 < figures["ground_missed_2m"] < 100
 
 
-def test_a_floor_that_a_window_of_7_m_finds_is_missed_in_cells_of_2_m() -> None:
+def test_a_floor_that_a_window_of_7_m_finds_is_missed_in_cells_of_2_m():
     ground, canopy = lattice(12, 12), lattice(12, 12, z=15)
     reference = np.concatenate([ground, canopy])
     prediction = np.concatenate([ground[::7], canopy])
@@ -298,7 +298,7 @@ def test_a_floor_that_a_window_of_7_m_finds_is_missed_in_cells_of_2_m() -> None:
     assert figures["ground_missed_2m"] > 30 and figures["ground_rmse_2m"] > 8
 
 
-def test_gaps_are_cells_without_points_high_above_ground() -> None:
+def test_gaps_are_cells_without_points_high_above_ground():
     ground, tall = lattice(10, 10), lattice(10, 10, z=5)
     # Of a hundred cells the reference has trees in 60, the prediction in 70.
     reference = np.concatenate([ground, tall[:60]])
@@ -310,7 +310,7 @@ def test_gaps_are_cells_without_points_high_above_ground() -> None:
     assert own["gap_fraction"] == pytest.approx(40)
 
 
-def test_bands_are_those_of_height_above_ground() -> None:
+def test_bands_are_those_of_height_above_ground():
     rng = np.random.default_rng(0)
     ground, crowns = lattice(12, 12, step=0.5), lattice(12, 12, z=10, step=0.5)
     reference = np.concatenate([ground, crowns])
@@ -328,7 +328,7 @@ def test_bands_are_those_of_height_above_ground() -> None:
     assert figures["from_reference_8_16"] == pytest.approx(distance.min(axis=0).mean())
 
 
-def test_a_survey_in_feet_has_the_figures_of_the_same_in_metres() -> None:
+def test_a_survey_in_feet_has_the_figures_of_the_same_in_metres():
     rng = np.random.default_rng(3)
     source, reference, prediction = (rng.uniform(0, [9, 9, 4], (n, 3)) for n in (90, 400, 300))
     foot = unit_of(0.3048)
@@ -351,6 +351,6 @@ def test_a_survey_in_feet_has_the_figures_of_the_same_in_metres() -> None:
     assert lidar_metrics(scale)["f_score_0.5"].title == "F-score at 0.5 m (1.64 ft)"
 
 
-def test_a_prediction_without_points_on_the_common_extent_is_refused() -> None:
+def test_a_prediction_without_points_on_the_common_extent_is_refused():
     with pytest.raises(DataError, match="prediction has no points on the common extent"):
         measure_survey(lattice(2, 2) + 50, lattice(2, 2), whole(2, 2))

@@ -96,7 +96,7 @@ def one_by_one(pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor) -> 
 @pytest.mark.parametrize("name", LOSSES)
 @quick
 @given(sets=two_packed_sets())
-def test_values_and_gradients_are_those_of_brute_force(name: str, sets: Sets) -> None:
+def test_values_and_gradients_are_those_of_brute_force(name, sets):
     pos, ptr, target, _ = sets
     pos.requires_grad_(), target.requires_grad_()
     values = LOSSES[name](*sets)
@@ -122,14 +122,14 @@ def test_values_and_gradients_are_those_of_brute_force(name: str, sets: Sets) ->
 @any_loss
 @quick
 @given(sets=two_packed_sets())
-def test_a_batch_has_the_losses_of_its_clouds_one_by_one(loss: Loss, sets: Sets) -> None:
+def test_a_batch_has_the_losses_of_its_clouds_one_by_one(loss, sets):
     sets = (sets[0].float(), sets[1], sets[2].float(), sets[3])
     alone = [loss(*cloud) for cloud in one_by_one(*sets)] if len(sets[1]) > 1 else []
     assert torch.equal(loss(*sets), torch.cat([torch.empty(0), *alone]))
 
 
 @any_loss
-def test_the_order_of_the_points_does_not_matter(loss: Loss) -> None:
+def test_the_order_of_the_points_does_not_matter(loss):
     pos, target = torch.randn(40, 3).double(), torch.randn(90, 3).double()
     ptr, target_ptr = torch.tensor([0, 40]), torch.tensor([0, 90])
     shuffled = pos[torch.randperm(40)], ptr, target[torch.randperm(90)], target_ptr
@@ -137,7 +137,7 @@ def test_the_order_of_the_points_does_not_matter(loss: Loss) -> None:
 
 
 @any_loss
-def test_gradients_are_finite_at_zero_distance(loss: Loss) -> None:
+def test_gradients_are_finite_at_zero_distance(loss):
     pos = torch.randn(30, 3)
     pos = torch.cat([pos, pos[:10]]).requires_grad_()
     target, ptr = pos.detach().clone().requires_grad_(), torch.tensor([0, 0, 20, 40])
@@ -148,7 +148,7 @@ def test_gradients_are_finite_at_zero_distance(loss: Loss) -> None:
 
 @any_loss
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0)])
-def test_an_empty_cloud_has_no_loss_and_no_gradient(loss: Loss, sizes: tuple[int, int]) -> None:
+def test_an_empty_cloud_has_no_loss_and_no_gradient(loss, sizes):
     # Far apart, so that the points do not repel each other.
     pos = (10 * torch.eye(5, 3).cumsum(0) * torch.arange(1, 6)[:, None])[: sizes[0]]
     pos.requires_grad_()
@@ -160,7 +160,7 @@ def test_an_empty_cloud_has_no_loss_and_no_gradient(loss: Loss, sizes: tuple[int
 
 
 @any_loss
-def test_losses_stay_in_float32_under_autocast(loss: Loss) -> None:
+def test_losses_stay_in_float32_under_autocast(loss):
     generator = torch.Generator().manual_seed(0)
     pos, target = (torch.randn(n, 3, generator=generator) for n in (50, 80))
     sets = pos, torch.tensor([0, 20, 50]), target, torch.tensor([0, 30, 80])
@@ -174,7 +174,7 @@ def test_losses_stay_in_float32_under_autocast(loss: Loss) -> None:
 
 @quick
 @given(sets=two_packed_sets())
-def test_chamfer_is_symmetric_and_the_sum_of_its_directions(sets: Sets) -> None:
+def test_chamfer_is_symmetric_and_the_sum_of_its_directions(sets):
     pos, ptr, target, target_ptr = sets
     for squared in (False, True):
         value = chamfer_distance(*sets, squared=squared)
@@ -185,14 +185,14 @@ def test_chamfer_is_symmetric_and_the_sum_of_its_directions(sets: Sets) -> None:
 
 @quick
 @given(sets=two_packed_sets())
-def test_density_aware_chamfer_lies_between_0_and_1_and_is_0_for_equal_clouds(sets: Sets) -> None:
+def test_density_aware_chamfer_lies_between_0_and_1_and_is_0_for_equal_clouds(sets):
     value = density_aware_chamfer_distance(*sets, alpha=3.0)
     assert ((value > -1e-6) & (value <= 1)).all()
     same = density_aware_chamfer_distance(*sets[:2], *sets[:2], alpha=3.0)
     torch.testing.assert_close(same, torch.zeros_like(same))
 
 
-def test_trimming_ignores_objects_that_only_the_target_contains() -> None:
+def test_trimming_ignores_objects_that_only_the_target_contains():
     generator = torch.Generator().manual_seed(0)
     pos, ptr = torch.rand(100, 3, generator=generator), torch.tensor([0, 100])
     target = pos.clone()
@@ -207,7 +207,7 @@ def test_trimming_ignores_objects_that_only_the_target_contains() -> None:
         density_aware_chamfer_distance(pos, ptr, pos, ptr, alpha=4.0, trim=1.0)
 
 
-def test_crowding_raises_density_aware_chamfer_more_than_chamfer() -> None:
+def test_crowding_raises_density_aware_chamfer_more_than_chamfer():
     generator = torch.Generator().manual_seed(0)
     target = torch.rand(200, 3, generator=generator)
     even = target + 0.02 * torch.randn(200, 3, generator=generator)
@@ -221,7 +221,7 @@ def test_crowding_raises_density_aware_chamfer_more_than_chamfer() -> None:
     assert losses[0][1] > 2 * losses[0][0] and losses[1][1] > losses[1][0]
 
 
-def test_repulsion_pushes_close_points_apart_and_leaves_others_alone() -> None:
+def test_repulsion_pushes_close_points_apart_and_leaves_others_alone():
     pos = torch.tensor([[0.0, 0, 0], [0.1, 0, 0], [5, 0, 0], [9, 0, 0]], requires_grad=True)
     value = repulsion_loss(pos, torch.tensor([0, 3, 4]), k=2, radius=torch.tensor([0.5, 9.0]))
     torch.testing.assert_close(value, torch.tensor([2 * 0.4 / 6, 0.0]))
@@ -229,7 +229,7 @@ def test_repulsion_pushes_close_points_apart_and_leaves_others_alone() -> None:
     assert gradient[0, 0] > 0 > gradient[1, 0] and not gradient[2:].any()
 
 
-def test_point_to_plane_measures_the_height_above_the_surface_only() -> None:
+def test_point_to_plane_measures_the_height_above_the_surface_only():
     grid = torch.cartesian_prod(torch.arange(5.0), torch.arange(5.0))
     target = torch.nn.functional.pad(grid, (0, 1))
     pos = target + torch.tensor([0.3, -0.2, 0.07])

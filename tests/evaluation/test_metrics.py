@@ -68,7 +68,7 @@ def pu_gcn_protocol(pred: np.ndarray, gt: np.ndarray) -> tuple[float, float]:
 
 @quick
 @given(two_packed_sets())
-def test_protocol_metrics_equal_the_pu_gcn_protocol(sets: Sets) -> None:
+def test_protocol_metrics_equal_the_pu_gcn_protocol(sets):
     values = protocol_metrics(*sets)
     expected = np.array([pu_gcn_protocol(*pair) for pair in cloud_pairs(sets)])
     for column, name in enumerate(
@@ -79,7 +79,7 @@ def test_protocol_metrics_equal_the_pu_gcn_protocol(sets: Sets) -> None:
 
 @quick
 @given(two_packed_sets())
-def test_cloud_metrics_equal_brute_force(sets: Sets) -> None:
+def test_cloud_metrics_equal_brute_force(sets):
     values = cloud_metrics(*sets)
     for cloud, (pred, gt) in enumerate(cloud_pairs(sets)):
         d = cdist(pred, gt)
@@ -113,7 +113,7 @@ def brute_force_spacing_cv(points: np.ndarray) -> float:
 
 @quick
 @given(two_packed_sets(), st.floats(0.1, 3))
-def test_f_score_is_the_harmonic_mean_of_precision_and_recall(sets: Sets, threshold: float) -> None:
+def test_f_score_is_the_harmonic_mean_of_precision_and_recall(sets, threshold):
     expected = []
     for pred, gt in cloud_pairs(sets):
         d = cdist(pred, gt)
@@ -125,7 +125,7 @@ def test_f_score_is_the_harmonic_mean_of_precision_and_recall(sets: Sets, thresh
     assert torch.equal(f_score(*sets, thresholds), f_score(*sets, threshold))
 
 
-def test_a_point_exactly_at_the_threshold_counts_in_the_f_score() -> None:
+def test_a_point_exactly_at_the_threshold_counts_in_the_f_score():
     ptr = torch.tensor([0, 1])
     pos, target = torch.zeros(1, 3), torch.tensor([[0.5, 0.0, 0.0]])
     assert f_score(pos, ptr, target, ptr, 0.5).item() == 1.0
@@ -134,7 +134,7 @@ def test_a_point_exactly_at_the_threshold_counts_in_the_f_score() -> None:
 
 @quick
 @given(two_packed_sets())
-def test_a_batch_has_the_metrics_of_its_clouds_one_by_one(sets: Sets) -> None:
+def test_a_batch_has_the_metrics_of_its_clouds_one_by_one(sets):
     together = cloud_metrics(*sets)
     for cloud, (pred, gt) in enumerate(cloud_pairs(sets)):
         alone = cloud_metrics(
@@ -150,7 +150,7 @@ def test_a_batch_has_the_metrics_of_its_clouds_one_by_one(sets: Sets) -> None:
 
 @quick
 @given(two_packed_sets())
-def test_hausdorff_distance_is_symmetric_and_zero_for_a_reordered_cloud(sets: Sets) -> None:
+def test_hausdorff_distance_is_symmetric_and_zero_for_a_reordered_cloud(sets):
     pos, ptr, target, target_ptr = sets
     value = hausdorff_distance(*sets)
     assert torch.equal(value, hausdorff_distance(target, target_ptr, pos, ptr))
@@ -159,7 +159,7 @@ def test_hausdorff_distance_is_symmetric_and_zero_for_a_reordered_cloud(sets: Se
     assert not hausdorff_distance(pos, ptr, pos[order], ptr).any()
 
 
-def test_moving_and_scaling_both_clouds_does_not_change_normalised_metrics() -> None:
+def test_moving_and_scaling_both_clouds_does_not_change_normalised_metrics():
     generator = torch.Generator().manual_seed(0)
     pos, target = (torch.randn(n, 3, generator=generator).double() for n in (60, 90))
     ptr, target_ptr = torch.tensor([0, 25, 60]), torch.tensor([0, 40, 90])
@@ -170,7 +170,7 @@ def test_moving_and_scaling_both_clouds_does_not_change_normalised_metrics() -> 
         torch.testing.assert_close(there[name], factor * value, rtol=1e-6, atol=0)
 
 
-def test_spacing_cv_is_zero_for_grids_and_pairs_and_higher_for_random_points() -> None:
+def test_spacing_cv_is_zero_for_grids_and_pairs_and_higher_for_random_points():
     rng = np.random.default_rng(0)
     grid = np.stack(np.meshgrid(np.arange(40.0), np.arange(40.0), [0.0]), axis=-1).reshape(-1, 3)
     random = np.pad(rng.random((4000, 2)), ((0, 0), (0, 1)))
@@ -186,7 +186,7 @@ def test_spacing_cv_is_zero_for_grids_and_pairs_and_higher_for_random_points() -
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0), (1, 1)])
-def test_empty_clouds_and_single_points_have_finite_metrics(sizes: tuple[int, int]) -> None:
+def test_empty_clouds_and_single_points_have_finite_metrics(sizes):
     pos, target = torch.ones(sizes[0], 3), torch.ones(sizes[1], 3)
     sets = pos, torch.tensor([0, sizes[0]]), target, torch.tensor([0, sizes[1]])
     for name, value in cloud_metrics(*sets).items():
@@ -194,7 +194,7 @@ def test_empty_clouds_and_single_points_have_finite_metrics(sizes: tuple[int, in
     assert f_score(*sets, 0.1).tolist() == [1.0 if min(sizes) else 0.0]
 
 
-def test_per_cloud_normalisation_centres_and_has_the_farthest_distance_one() -> None:
+def test_per_cloud_normalisation_centres_and_has_the_farthest_distance_one():
     pos = torch.rand(30, 3) * 7 + 100
     result = normalised_per_cloud(pos, torch.tensor([0, 12, 30]))
     for cloud in result.split([12, 18]):
@@ -202,7 +202,7 @@ def test_per_cloud_normalisation_centres_and_has_the_farthest_distance_one() -> 
         torch.testing.assert_close(cloud.norm(dim=1).max(), torch.tensor(1.0))
 
 
-def test_point_to_surface_distance_is_the_height_above_a_square() -> None:
+def test_point_to_surface_distance_is_the_height_above_a_square():
     corners = np.array([[0.0, 0, 0], [4, 0, 0], [4, 4, 0], [0, 4, 0]])
     square = Surface.from_triangles(corners, np.array([[0, 1, 2], [0, 2, 3]]))
     points = torch.tensor([[1.0, 1, 0.25], [2, 3, -1], [7, 4, 4]], requires_grad=True)

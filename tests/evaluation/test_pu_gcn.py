@@ -13,7 +13,6 @@ from pointup.errors import ConfigError, DataError, FileError
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows, measure
 from pointup.evaluation.pu_gcn import (
     DrawnShapes,
-    Protocol,
     Shape,
     StoredShapes,
     evaluate_shape,
@@ -61,9 +60,7 @@ def nearest_by_brute_force(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize(("protocol", "share"), [("pu-gcn", 1.0), ("half", 0.5)])
-def test_figures_of_two_point_clouds_are_those_computed_by_hand(
-    protocol: Protocol, share: float
-) -> None:
+def test_figures_of_two_point_clouds_are_those_computed_by_hand(protocol, share):
     shape = Shape("pair", TRUTH, surface=PLANE)
     figures = measure_shape(PREDICTION, shape, protocol)
     # Per-cloud normalisation: the truth becomes (-1, 0) (1, 0), the prediction (-s, -s) (s, s) with
@@ -78,12 +75,12 @@ def test_figures_of_two_point_clouds_are_those_computed_by_hand(
     assert figures["spacing_cv"] == 0
 
 
-def test_the_convention_of_the_half_protocol_says_so() -> None:
+def test_the_convention_of_the_half_protocol_says_so():
     assert "half" in shape_metrics("half")["cd"].convention
     assert "half" not in shape_metrics("pu-gcn")["cd"].convention
 
 
-def test_hd_sums_the_largest_distances_of_both_directions_and_hausdorff_is_the_larger_one() -> None:
+def test_hd_sums_the_largest_distances_of_both_directions_and_hausdorff_is_the_larger_one():
     truth = np.array([[-1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, -1, 0]])
     prediction = np.array([[-1.0, 0, 0], [1, 0, 0]])
     # Both have mean 0 and furthest distance 1. To the truth 0; back 0 twice and sqrt 2 twice.
@@ -93,7 +90,7 @@ def test_hd_sums_the_largest_distances_of_both_directions_and_hausdorff_is_the_l
     assert figures["hausdorff"] == pytest.approx(1e3 * np.sqrt(2), rel=1e-6)
 
 
-def test_unsquared_figures_of_a_pair_are_those_computed_by_hand() -> None:
+def test_unsquared_figures_of_a_pair_are_those_computed_by_hand():
     pos, target = torch.tensor(PREDICTION).float(), torch.tensor(TRUTH).float()
     ptr = torch.tensor([0, 2])
     (figures,) = measure(pos, ptr, target, ptr, [PLANE])
@@ -103,7 +100,7 @@ def test_unsquared_figures_of_a_pair_are_those_computed_by_hand() -> None:
     assert figures["p2f"] == pytest.approx(1000)
 
 
-def test_of_packed_clouds_only_those_with_points_on_both_sides_are_measured() -> None:
+def test_of_packed_clouds_only_those_with_points_on_both_sides_are_measured():
     rng = np.random.default_rng(0)
     pos, target = (torch.tensor(rng.normal(size=(n, 3))).float() for n in (49, 56))
     ptr, target_ptr = torch.tensor([0, 30, 30, 37, 49]), torch.tensor([0, 11, 16, 16, 56])
@@ -113,7 +110,7 @@ def test_of_packed_clouds_only_those_with_points_on_both_sides_are_measured() ->
     assert measured[3] == alone and "p2f" not in alone
 
 
-def test_figures_don_t_depend_on_where_a_shape_is_and_only_p2f_on_its_size() -> None:
+def test_figures_don_t_depend_on_where_a_shape_is_and_only_p2f_on_its_size():
     surface = torus()
     rng = np.random.default_rng(1)
     truth, prediction = surface.sample(300, rng)[0], surface.sample(200, rng)[0] * 1.02
@@ -130,9 +127,7 @@ def test_figures_don_t_depend_on_where_a_shape_is_and_only_p2f_on_its_size() -> 
     assert there == pytest.approx(here, rel=1e-4)
 
 
-def test_resampled_ground_truth_is_on_the_surface_and_better_than_the_baseline(
-    tmp_path: Path,
-) -> None:
+def test_resampled_ground_truth_is_on_the_surface_and_better_than_the_baseline(tmp_path):
     write_off(torus(), tmp_path / "torus.off")
     (shape,) = DrawnShapes(meshes=tmp_path, num_source=300)
     rows = evaluate_shape(shape, None)
@@ -142,7 +137,7 @@ def test_resampled_ground_truth_is_on_the_surface_and_better_than_the_baseline(
         assert rows["resampled"][name] < rows["midpoints"][name]
 
 
-def test_16x_is_done_in_two_passes_of_4x() -> None:
+def test_16x_is_done_in_two_passes_of_4x():
     source = torus().sample(60, np.random.default_rng(2))[0]
     centre = source.mean(axis=0)
     pos, ptr = torch.tensor(source - centre).float(), torch.tensor([0, 60])
@@ -153,12 +148,12 @@ def test_16x_is_done_in_two_passes_of_4x() -> None:
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.37, 7.3, 11.1])
-def test_clouds_get_the_size_that_the_ratio_says(ratio: float) -> None:
+def test_clouds_get_the_size_that_the_ratio_says(ratio):
     source = torus().sample(97, np.random.default_rng(3))[0]
     assert len(midpoints_of_shape(source, ratio)) == round(97 * ratio)
 
 
-def test_midpoints_are_the_same_far_from_the_origin() -> None:
+def test_midpoints_are_the_same_far_from_the_origin():
     source = torus().sample(60, np.random.default_rng(4))[0]
     move = np.array([5e5, 4.1e6, 0.0])
     midpoints = midpoints_of_shape(source + move, 3.0)
@@ -167,9 +162,7 @@ def test_midpoints_are_the_same_far_from_the_origin() -> None:
 
 
 @pytest.mark.parametrize(("denoise", "ratio"), [(False, 16), (True, 4)])
-def test_what_is_measured_of_a_model_is_what_the_command_writes(
-    denoise: bool, ratio: float, tmp_path: Path
-) -> None:
+def test_what_is_measured_of_a_model_is_what_the_command_writes(denoise, ratio, tmp_path):
     write_off(torus(), tmp_path / "torus.off")
     (shape,) = DrawnShapes(meshes=tmp_path, num_source=40, ratio=ratio)
     assert shape.source is not None
@@ -180,7 +173,7 @@ def test_what_is_measured_of_a_model_is_what_the_command_writes(
     assert np.array_equal(made[:40], shape.source) == (not denoise)
 
 
-def test_means_are_over_the_shapes_that_have_a_figure() -> None:
+def test_means_are_over_the_shapes_that_have_a_figure():
     measured = [
         {"model": {"cd": 1.0, "p2f": 4.0}, "resampled": {"cd": 5.0}},
         {"model": {"cd": 2.0}},
@@ -188,7 +181,7 @@ def test_means_are_over_the_shapes_that_have_a_figure() -> None:
     assert mean_rows(measured) == {"model": {"cd": 1.5, "p2f": 4.0}, "resampled": {"cd": 5.0}}
 
 
-def test_shapes_that_can_t_be_measured_are_named() -> None:
+def test_shapes_that_can_t_be_measured_are_named():
     point = np.zeros((5, 3))
     with pytest.raises(DataError, match="flat: all points of the truth are in one place"):
         measure_shape(PREDICTION, Shape("flat", point), "pu-gcn")
@@ -199,7 +192,7 @@ def test_shapes_that_can_t_be_measured_are_named() -> None:
         evaluate_shape(swapped, None)
 
 
-def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path: Path) -> None:
+def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path):
     write_off(Surface(100 * torus().vertices + 30, torus().faces), tmp_path / "torus.off")
     shapes = list(DrawnShapes(meshes=tmp_path, num_source=100, ratio=2.5, num_seeds=2))
     assert [(shape.name, shape.seed) for shape in shapes] == [("torus", 0), ("torus", 1)]
@@ -211,7 +204,7 @@ def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path: Path
     assert np.abs(clouds[1].mean(axis=0)).max() < 0.05
 
 
-def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path) -> None:
+def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path):
     write_off(torus(), tmp_path / "torus.off")
     (even,) = DrawnShapes(meshes=tmp_path, num_source=200)
     (random,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
@@ -223,7 +216,7 @@ def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path
     assert even_cv < 0.25 < random_cv
 
 
-def test_noise_is_that_of_the_source_alone(tmp_path: Path) -> None:
+def test_noise_is_that_of_the_source_alone(tmp_path):
     write_off(torus(), tmp_path / "torus.off")
     (clean,) = DrawnShapes(meshes=tmp_path, num_source=500)
     (noisy,) = DrawnShapes(meshes=tmp_path, num_source=500, noise=0.02)
@@ -233,7 +226,7 @@ def test_noise_is_that_of_the_source_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Path:
+def folders(tmp_path) -> Path:
     """Two shapes with truth, inputs, predictions and meshes."""
     rng = np.random.default_rng(5)
     for name in ("truth", "inputs", "predictions", "meshes"):
@@ -247,7 +240,7 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
+def test_stored_shapes_join_files_of_the_same_name(folders):
     shapes = StoredShapes(*(folders / f for f in ("truth", "inputs", "predictions", "meshes")))
     assert len(shapes) == 2
     for shape, name in zip(shapes, "ab", strict=True):
@@ -262,7 +255,7 @@ def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
         assert len(shape.second if shape.second is not None else []) == 120
 
 
-def test_shapes_without_a_mesh_are_measured_without_p2f(folders: Path) -> None:
+def test_shapes_without_a_mesh_are_measured_without_p2f(folders):
     (folders / "meshes" / "a.off").unlink()
     shapes = StoredShapes(folders / "truth", folders / "inputs", meshes=folders / "meshes")
     without, with_mesh = (evaluate_shape(shape, None)["midpoints"] for shape in shapes)
@@ -272,7 +265,7 @@ def test_shapes_without_a_mesh_are_measured_without_p2f(folders: Path) -> None:
         StoredShapes(folders / "truth", folders / "inputs", meshes=folders / "meshes")
 
 
-def test_inputs_that_are_subsets_of_their_truths_are_found() -> None:
+def test_inputs_that_are_subsets_of_their_truths_are_found():
     truth = np.random.default_rng(0).random((400, 3))
     rounded = truth[::4] + 1e-7
     assert is_subset(Shape("a", truth, source=rounded))
@@ -280,7 +273,7 @@ def test_inputs_that_are_subsets_of_their_truths_are_found() -> None:
     assert not is_subset(Shape("a", truth, prediction=truth))
 
 
-def test_a_text_that_is_taken_for_a_truth_is_named(folders: Path) -> None:
+def test_a_text_that_is_taken_for_a_truth_is_named(folders):
     readme = folders / "truth" / "README.txt"
     readme.write_text("The shapes of the test set.\n")
     with pytest.raises(FileError, match="inputs: no file named README;") as caught:
@@ -289,7 +282,7 @@ def test_a_text_that_is_taken_for_a_truth_is_named(folders: Path) -> None:
 
 
 @pytest.mark.parametrize("num", [40, 2048])
-def test_clouds_that_were_moved_or_scaled_are_in_another_frame(num: int) -> None:
+def test_clouds_that_were_moved_or_scaled_are_in_another_frame(num):
     rng = np.random.default_rng(0)
     cloud, truth = torus().sample(num, rng)[0], torus().sample(8192, rng)[0]
     far = 0.1 if num > 1000 else 0.5
@@ -299,7 +292,7 @@ def test_clouds_that_were_moved_or_scaled_are_in_another_frame(num: int) -> None
         assert in_another_frame(1e3 * changed + 5e5, 1e3 * truth + 5e5)
 
 
-def test_sparse_noisy_and_uneven_clouds_are_in_the_frame_of_their_truth() -> None:
+def test_sparse_noisy_and_uneven_clouds_are_in_the_frame_of_their_truth():
     surface = torus()
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -314,7 +307,7 @@ def test_sparse_noisy_and_uneven_clouds_are_in_the_frame_of_their_truth() -> Non
         assert not in_another_frame(uneven, truth)
 
 
-def test_errors_in_folders_name_the_file(folders: Path) -> None:
+def test_errors_in_folders_name_the_file(folders):
     truth, inputs = folders / "truth", folders / "inputs"
     with pytest.raises(FileError, match="nowhere: no such folder"):
         StoredShapes(truth, folders / "nowhere")
@@ -328,7 +321,7 @@ def test_errors_in_folders_name_the_file(folders: Path) -> None:
         StoredShapes(truth, predictions=folders)
 
 
-def test_a_mesh_elsewhere_is_refused(folders: Path) -> None:
+def test_a_mesh_elsewhere_is_refused(folders):
     write_off(Surface(torus().vertices + 2, torus().faces), folders / "meshes" / "b.off")
     shapes = StoredShapes(folders / "truth", folders / "inputs", meshes=folders / "meshes")
     with pytest.raises(DataError, match=r"b\.off: the truth is .* away from this mesh"):
@@ -339,6 +332,6 @@ def test_a_mesh_elsewhere_is_refused(folders: Path) -> None:
     "options",
     [{"ratio": 0.5}, {"ratio": float("inf")}, {"num_source": 1}, {"num_seeds": 0}, {"noise": -0.1}],
 )
-def test_drawing_refuses_what_makes_no_sense(options: dict[str, float], tmp_path: Path) -> None:
+def test_drawing_refuses_what_makes_no_sense(options, tmp_path):
     with pytest.raises(ConfigError):
         DrawnShapes(meshes=tmp_path, **options)  # type: ignore[arg-type]

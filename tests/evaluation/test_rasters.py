@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from las_files import write_las
-from typed import Result
 
 from pointup.cli.main import main
 from pointup.errors import DataError, FileError
@@ -53,7 +51,7 @@ def expected(points: np.ndarray, raster: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def test_each_cell_has_its_lowest_and_highest_point_and_its_density(tmp_path: Path) -> None:
+def test_each_cell_has_its_lowest_and_highest_point_and_its_density(tmp_path):
     points = scene()
     cells = aligned_cells(points[:, :2].min(axis=0), points[:, :2].max(axis=0), 2.0)
     write_rasters(tmp_path / "new" / "all", np.array_split(points, 3), cells, None)
@@ -68,9 +66,7 @@ def test_each_cell_has_its_lowest_and_highest_point_and_its_density(tmp_path: Pa
         aligned_cells(np.zeros(2), np.full(2, 1e6), 1.0)
 
 
-def test_upsample_writes_rasters_before_and_after_on_one_grid(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_upsample_writes_rasters_before_and_after_on_one_grid(tmp_path, command):
     # The border, at 500,020.3, is in a cell of both files; the second has points of the first.
     whole = np.concatenate([scene(), scene(first=20.0)])
     for i, low in ((0, 500_000), (1, 500_017.3)):
@@ -102,7 +98,7 @@ def test_upsample_writes_rasters_before_and_after_on_one_grid(
             np.testing.assert_array_equal(one.read(1), other.read(1))
 
 
-def test_evaluate_writes_rasters_of_source_prediction_and_reference(tmp_path: Path) -> None:
+def test_evaluate_writes_rasters_of_source_prediction_and_reference(tmp_path):
     points = scene()
     files = {"source": points[::3], "prediction": points[::2], "reference": points}
     words = ["evaluate", "lidar", "--rasters", str(tmp_path / "tif"), "--cell", "2"]
@@ -119,7 +115,7 @@ def test_evaluate_writes_rasters_of_source_prediction_and_reference(tmp_path: Pa
 
 
 @pytest.mark.skipif(shutil.which("gdalinfo") is None, reason="no gdalinfo (apt install gdal-bin)")
-def test_gdalinfo_finds_system_grid_and_no_data(tmp_path: Path) -> None:
+def test_gdalinfo_finds_system_grid_and_no_data(tmp_path):
     import pyproj
 
     cells = aligned_cells(np.array([500_000.5, 4e6]), np.array([500_010.5, 4e6 + 5]), 1.0)
@@ -134,9 +130,7 @@ def test_gdalinfo_finds_system_grid_and_no_data(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*xml")] == []
 
 
-def test_rasters_that_cannot_be_written_are_refused_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rasters_that_cannot_be_written_are_refused_before_the_work(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="is a file"):
         check_rasters(tmp_path / "file")

@@ -22,7 +22,7 @@ def plane(number: int, height: float = 0.0) -> np.ndarray:
     return np.column_stack([RNG.uniform(0, 10, (number, 2)), np.full(number, height)])
 
 
-def test_nine_in_ten_points_of_the_surface_are_not_beyond_a_random_sampling_of_it() -> None:
+def test_nine_in_ten_points_of_the_surface_are_not_beyond_a_random_sampling_of_it():
     source, target = plane(2000), plane(4000)
     inside = (np.abs(source[:, :2] - 5) < 4.5).all(axis=1)
     on_surface = distances_beyond(plane(2000)[inside], source, target)
@@ -37,7 +37,7 @@ def test_nine_in_ten_points_of_the_surface_are_not_beyond_a_random_sampling_of_i
     )
 
 
-def test_a_calibration_is_right_for_every_prediction_and_monotone() -> None:
+def test_a_calibration_is_right_for_every_prediction_and_monotone():
     log_error = RNG.uniform(-2, 2, 20_000)
     distance = np.exp(1.3 * log_error) * RNG.exponential(0.2, 20_000)
     fitted = Calibration.fit(log_error, distance)
@@ -50,7 +50,7 @@ def test_a_calibration_is_right_for_every_prediction_and_monotone() -> None:
     assert len(Calibration.fit(log_error[:5], distance[:5]).log_errors) == 1
 
 
-def test_a_calibration_of_two_ratios_is_right_in_between() -> None:
+def test_a_calibration_of_two_ratios_is_right_in_between():
     def drawn(ratio: float) -> tuple[np.ndarray, np.ndarray]:
         log_error = RNG.uniform(-2, 2, 20_000)
         return log_error, np.exp(log_error + 1.5 / ratio) * RNG.exponential(0.2, 20_000)
@@ -65,7 +65,7 @@ def test_a_calibration_of_two_ratios_is_right_in_between() -> None:
     assert Calibration.fit(log_error, distance, one) == Calibration.fit(log_error, distance)
 
 
-def test_the_figures_are_those_of_the_new_points_of_a_cloud() -> None:
+def test_the_figures_are_those_of_the_new_points_of_a_cloud():
     source, new = plane(400), plane(1000, 0.5)
     uncertainty = np.append(np.zeros(400), np.repeat([0.1, 0.9], 500)).astype(np.float32)
     cloud = PointCloud(np.concatenate([source, new]), {"uncertainty": uncertainty})
@@ -76,7 +76,7 @@ def test_the_figures_are_those_of_the_new_points_of_a_cloud() -> None:
     assert describe_reliability(reliability([measured_uncertainty(PointCloud(new), source)])) == []
 
 
-def test_deciles_are_those_of_a_loop() -> None:
+def test_deciles_are_those_of_a_loop():
     uncertainty, distance = RNG.permutation(1000) / 100.0, RNG.exponential(1.0, 1000)
     found = reliability([(uncertainty[:400], distance[:400]), (uncertainty[400:], distance[400:])])
     for tenth in range(10):

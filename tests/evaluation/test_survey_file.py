@@ -36,7 +36,7 @@ def write_upsampled(path: Path) -> None:
     write_las(path, points, offset=np.zeros(3), synthetic=number >= 30, classification=classes)
 
 
-def test_new_points_of_an_earlier_upsampling_are_named_or_left_out(tmp_path: Path) -> None:
+def test_new_points_of_an_earlier_upsampling_are_named_or_left_out(tmp_path):
     path = tmp_path / "a.las"
     write_upsampled(path)
     noise = f"{path}: 20 points left out: noise (classes 7 and 18) or withheld"
@@ -51,7 +51,7 @@ def test_new_points_of_an_earlier_upsampling_are_named_or_left_out(tmp_path: Pat
     assert len(survey.positions) == 80 and survey.notes == (noise,)
 
 
-def test_a_file_of_synthetic_points_alone_has_nothing_to_thin(tmp_path: Path) -> None:
+def test_a_file_of_synthetic_points_alone_has_nothing_to_thin(tmp_path):
     write_upsampled(tmp_path / "a.las")
     las = laspy.read(tmp_path / "a.las")
     las.points = las.points[30:]
@@ -60,7 +60,7 @@ def test_a_file_of_synthetic_points_alone_has_nothing_to_thin(tmp_path: Path) ->
         read_survey(tmp_path / "a.las", synthetic="drop")
 
 
-def test_passes_are_split_into_source_reference_and_a_second_one(tmp_path: Path) -> None:
+def test_passes_are_split_into_source_reference_and_a_second_one(tmp_path):
     rng = np.random.default_rng(0)
     numbers, widths = (900, 700, 1500, 400), (20, 18, 19, 3)
     # The passes begin 100 s after each other and cover 20, 18, 19 and 3 of 20 m.
@@ -90,15 +90,13 @@ def test_passes_are_split_into_source_reference_and_a_second_one(tmp_path: Path)
 
 @pytest.mark.parametrize("pattern", ["random", "poisson", "scanline"])
 @pytest.mark.parametrize(("num_points", "ratio"), [(1, 4.0), (1500, 5000.0)])
-def test_too_few_points_to_thin_are_reported_with_the_remedy(
-    num_points: int, ratio: float, pattern: str
-) -> None:
+def test_too_few_points_to_thin_are_reported_with_the_remedy(num_points, ratio, pattern):
     message = f"square.las: {num_points:,} points thinned .* leave 0 .* smaller ratio"
     with pytest.raises(DataError, match=message):
         thin_survey(square(num_points, 1.0), ratio, pattern, 0)
 
 
-def test_a_source_is_cut_to_a_strip_around_the_reference_only_if_it_is_larger() -> None:
+def test_a_source_is_cut_to_a_strip_around_the_reference_only_if_it_is_larger():
     source = square(10_000, 100)  # A mean spacing of 1.
     corner = np.array([[90.0, 90, 0], [99, 99, 0]])
     near = near_reference(source, corner)
@@ -112,7 +110,7 @@ def test_a_source_is_cut_to_a_strip_around_the_reference_only_if_it_is_larger() 
 
 
 @pytest.mark.parametrize("largest", [8.0, pytest.param(64.0, marks=pytest.mark.slow)])
-def test_at_a_density_the_baselines_have_as_many_points_as_the_model(largest: float) -> None:
+def test_at_a_density_the_baselines_have_as_many_points_as_the_model(largest):
     source = square(200, 10)
     # 2 points per unit of area become 80: 40 of one, which the model makes if its limit allows it.
     # By default the limit is 16.
@@ -125,7 +123,7 @@ def test_at_a_density_the_baselines_have_as_many_points_as_the_model(largest: fl
         assert len(surveys[name]) == len(surveys["model"])
 
 
-def test_without_a_model_the_baselines_have_as_many_points_as_the_midpoints() -> None:
+def test_without_a_model_the_baselines_have_as_many_points_as_the_midpoints():
     surveys = upsampled_surveys(square(100, 10), 3.0)
     assert list(surveys) == ["midpoints", *BASELINES]
     assert {len(points) for points in surveys.values()} == {300}

@@ -63,7 +63,7 @@ long = pytest.mark.slow if IS_INTERPRETED else pytest.mark.skipif(False, reason=
 @pytest.mark.parametrize(
     "selected", ["not slow", pytest.param("slow", marks=pytest.mark.slow)], ids=["core", "rest"]
 )
-def test_kernels_in_the_interpreter_and_training_on_an_emulated_device(selected: str) -> None:
+def test_kernels_in_the_interpreter_and_training_on_an_emulated_device(selected):
     """In one process, whose start takes as long as half of the tests."""
     import triton
 
@@ -130,13 +130,13 @@ SIZES = [(20, 110), (0, 3), (1, 1), (10, 0), (3, 70), (0, 0), (8, 20)]
 
 @needs_device
 @pytest.mark.parametrize("offset", [pytest.param(0.0, marks=long), 1000.0])
-def test_nearest_of_ragged_clouds_of_several_blocks(offset: float) -> None:
+def test_nearest_of_ragged_clouds_of_several_blocks(offset):
     sets = ragged(SIZES, offset=offset)
     expect_nearest(sets, *nearest(*sets))
 
 
 @needs_device
-def test_float64_points_with_map_coordinates_keep_their_precision() -> None:
+def test_float64_points_with_map_coordinates_keep_their_precision():
     sets = ragged([(50, 70), (30, 60)])
     offset = torch.tensor([431_000.0, 4_582_000.0, 300.0], dtype=torch.float64, device=DEVICE)
     sets = (sets[0].double() + offset, sets[1], sets[2].double() + offset, sets[3])
@@ -159,14 +159,14 @@ def expect_knn(sets: Sets, k: int, squared: Tensor, index: Tensor, rtol: float =
 @needs_device
 @few
 @given(sets=two_packed_sets(), k=st.sampled_from([1, 2, 5, 16]))
-def test_knn_finds_what_brute_force_finds(sets: Sets, k: int) -> None:
+def test_knn_finds_what_brute_force_finds(sets, k):
     sets = tuple(tensor.to(DEVICE) for tensor in sets)
     expect_knn(sets, k, *neighbors._search(*sets, k))
 
 
 @needs_device
 @pytest.mark.parametrize("k", [3, pytest.param(32, marks=long)])
-def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
+def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k):
     from pointup.geometry.kernels import knn as module
 
     sets = ragged(SIZES, offset=100.0)
@@ -177,7 +177,7 @@ def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
 
 @needs_device
 @pytest.mark.parametrize("k", [2, pytest.param(5, marks=long)])
-def test_knn_along_a_line_finds_neighbours_beyond_the_border_of_a_tile(k: int) -> None:
+def test_knn_along_a_line_finds_neighbours_beyond_the_border_of_a_tile(k):
     # Along a line all tiles but those next to a block of queries are skipped.
     pos, ptr, _, _ = ragged([(300, 0)])
     pos[:, 1:] = 0.0
@@ -185,7 +185,7 @@ def test_knn_along_a_line_finds_neighbours_beyond_the_border_of_a_tile(k: int) -
 
 
 @needs_device
-def test_knn_puts_each_point_first_even_among_duplicates() -> None:
+def test_knn_puts_each_point_first_even_among_duplicates():
     pos, ptr, _, _ = ragged([(50, 0), (0, 0), (9, 0)])
     pos[10:45] = pos[10]
     squared, index = knn(pos, ptr, 8)
@@ -195,7 +195,7 @@ def test_knn_puts_each_point_first_even_among_duplicates() -> None:
 
 @needs_device
 @pytest.mark.parametrize("k", [pytest.param(1, marks=long), 4])
-def test_float64_neighbours_at_map_coordinates_keep_their_precision(k: int) -> None:
+def test_float64_neighbours_at_map_coordinates_keep_their_precision(k):
     pos, ptr, _, _ = ragged([(40, 0), (20, 0)])
     pos = pos.double()
     pos += torch.tensor([431_000.0, 4_582_000.0, 300.0], dtype=torch.float64, device=DEVICE)
@@ -203,7 +203,7 @@ def test_float64_neighbours_at_map_coordinates_keep_their_precision(k: int) -> N
 
 
 @needs_device
-def test_distant_queries_find_the_nearest_points() -> None:
+def test_distant_queries_find_the_nearest_points():
     pos, ptr, target, target_ptr = ragged([(40, 130), (10, 40)])
     sets = (pos + 1000.0, ptr, target, target_ptr)
     expect_knn(sets, 4, *neighbors._search(*sets, 4))
@@ -211,7 +211,7 @@ def test_distant_queries_find_the_nearest_points() -> None:
 
 @needs_device
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_points_that_are_not_finite_are_refused_or_have_the_distance_nan(bad: float) -> None:
+def test_points_that_are_not_finite_are_refused_or_have_the_distance_nan(bad):
     pos, ptr, target, target_ptr = ragged([(3, 4), (5, 6)])
     pos[5, 1] = bad
     with pytest.raises(ValueError, match="cloud 1"):
@@ -225,7 +225,7 @@ def test_points_that_are_not_finite_are_refused_or_have_the_distance_nan(bad: fl
 
 @needs_device
 @long
-def test_the_points_of_very_many_clouds_stay_with_their_cloud() -> None:
+def test_the_points_of_very_many_clouds_stay_with_their_cloud():
     from pointup.geometry.kernels.knn import along_curve
 
     num_clouds = 70_000  # More than 16 bits can count.
@@ -240,13 +240,13 @@ def test_the_points_of_very_many_clouds_stay_with_their_cloud() -> None:
 
 @needs_device
 @pytest.mark.parametrize("k", [33, pytest.param(70, marks=long)])
-def test_more_than_32_neighbours_are_those_of_brute_force(k: int) -> None:
+def test_more_than_32_neighbours_are_those_of_brute_force(k):
     sets = ragged([(4, 90), (1, 3), (2, 40)])
     expect_knn(sets, k, *neighbors._search(*sets, k))
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
-def test_no_kernel_is_recompiled_for_other_counts() -> None:
+def test_no_kernel_is_recompiled_for_other_counts():
     from triton.runtime.jit import JITFunction
 
     counts = []
@@ -266,7 +266,7 @@ EXTENTS = [1e-37, *(pytest.param(e, marks=long) for e in (1e-34, 1e-30, 1e-15, 1
 
 @needs_device
 @pytest.mark.parametrize("extent", EXTENTS)
-def test_clouds_of_any_extent_have_the_neighbours_of_brute_force(extent: float) -> None:
+def test_clouds_of_any_extent_have_the_neighbours_of_brute_force(extent):
     from pointup.geometry.kernels.knn import along_curve, cloud_boxes
 
     pos, ptr, other, other_ptr = ragged([(40, 20), (0, 0), (50, 30)])
@@ -285,7 +285,7 @@ def test_clouds_of_any_extent_have_the_neighbours_of_brute_force(extent: float) 
 
 
 @needs_device
-def test_radii_of_the_kernel_equal_those_of_torch() -> None:
+def test_radii_of_the_kernel_equal_those_of_torch():
     from pointup.geometry import thinning as insertion
     from pointup.geometry.kernels.insertion import settle
 
@@ -309,7 +309,7 @@ def test_radii_of_the_kernel_equal_those_of_torch() -> None:
 
 
 @needs_gpu
-def test_searches_assumed_valid_never_wait_for_the_gpu() -> None:
+def test_searches_assumed_valid_never_wait_for_the_gpu():
     sets = ragged(SIZES)
 
     def search() -> None:
@@ -328,7 +328,7 @@ def test_searches_assumed_valid_never_wait_for_the_gpu() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("k", [1, 16])
-def test_neighbours_in_large_clouds_are_those_of_trees(k: int) -> None:
+def test_neighbours_in_large_clouds_are_those_of_trees(k):
     sets = ragged([(20_000, 100_000), (0, 10), (50_000, 30_000)], offset=100.0)
     squared, _ = neighbors._search(*sets, k)
     query, query_ptr, pos, ptr = (tensor.cpu().numpy() for tensor in sets)

@@ -57,7 +57,7 @@ def spilled_bytes(compiled: Any, tmp_path: Path) -> int:
 
 
 @pytest.fixture(autouse=True)
-def compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled_anew(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
@@ -66,7 +66,7 @@ TILES = {"TILE": 32, "TILES_PER_PROGRAM": 16}
 
 
 @pytest.mark.parametrize("floats", FLOATS)
-def test_the_order_along_the_curve_compiles(floats: str) -> None:
+def test_the_order_along_the_curve_compiles(floats):
     counts = {"num_points": "i32"}
     compile_kernel("knn.cloud_boxes_kernel", floats, {"ptr": "*i64"} | counts, CURVE)
     arrays = {"cloud": "*i32", "code": "*i64"}
@@ -86,9 +86,7 @@ def test_the_order_along_the_curve_compiles(floats: str) -> None:
         pytest.param("fp32", 128, 1024, 90, marks=pytest.mark.slow),
     ],
 )
-def test_knn_compiles(
-    floats: str, k: int, num_bytes: int, architecture: int, tmp_path: Path
-) -> None:
+def test_knn_compiles(floats, k, num_bytes, architecture, tmp_path):
     from pointup.geometry.kernels import knn
 
     pointers = ("query_order", "home", "order", "ptr", "found_index")
@@ -115,7 +113,7 @@ def test_knn_compiles(
 
 
 @pytest.mark.parametrize("architecture", OTHERS_SLOW)
-def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
+def test_insertion_radii_compile(architecture, tmp_path):
     from pointup.geometry.kernels import insertion
     from pointup.geometry.thinning import NUM_NEIGHBORS
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -83,7 +82,7 @@ def expect_right_answers(device: str = "cpu") -> None:
 
 @needs_device
 @pytest.mark.usefixtures("small_trial")
-def test_kernels_that_work_are_used_without_a_warning() -> None:
+def test_kernels_that_work_are_used_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernels.is_available(HERE)
@@ -117,7 +116,7 @@ RESULTS = {
     [pytest.param(name, marks=long if name.startswith("insertion") else ()) for name in RESULTS],
 )
 @pytest.mark.usefixtures("small_trial", "as_on_cuda")
-def test_a_kernel_with_wrong_results_is_detected_and_results_stay_right(name: str) -> None:
+def test_a_kernel_with_wrong_results_is_detected_and_results_stay_right(name):
     file, kernel = name.split(".")
     module = importlib.import_module(f"pointup.geometry.kernels.{file}")
     bad = broken(getattr(module, kernel), RESULTS[name])
@@ -142,18 +141,14 @@ def failing_trial(monkeypatch: pytest.MonkeyPatch, *outcomes: object) -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("Triton Error [CUDA]: out of memory"), MemoryError()], ids=repr
 )
-def test_a_full_memory_is_no_fault_of_the_kernels_and_they_are_tried_again(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_memory_is_no_fault_of_the_kernels_and_they_are_tried_again(error, monkeypatch):
     failing_trial(monkeypatch, error, True)
     with pytest.raises(type(error)):
         kernels.is_available(CPU)
     assert kernels.is_available(CPU)
 
 
-def test_an_unusable_device_after_a_kernel_is_an_error_that_names_the_switch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unusable_device_after_a_kernel_is_an_error_that_names_the_switch(monkeypatch):
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     failing_trial(monkeypatch, error)
     with (
@@ -173,9 +168,7 @@ def test_an_unusable_device_after_a_kernel_is_an_error_that_names_the_switch(
     ],
     ids=str,
 )
-def test_the_remedy_follows_from_the_error_of_triton(
-    error: Exception, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_remedy_follows_from_the_error_of_triton(error, remedy, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "gcc")
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     failing_trial(monkeypatch, error)
@@ -184,9 +177,7 @@ def test_the_remedy_follows_from_the_error_of_triton(
 
 
 @pytest.mark.usefixtures("as_on_cuda")
-def test_without_a_c_compiler_a_warning_names_it_and_results_are_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_c_compiler_a_warning_names_it_and_results_are_right(monkeypatch):
     failing_trial(monkeypatch, RuntimeError("Failed to find C compiler."))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
@@ -195,9 +186,7 @@ def test_without_a_c_compiler_a_warning_names_it_and_results_are_right(
 
 
 @pytest.mark.usefixtures("as_on_cuda")
-def test_without_triton_one_warning_says_so_and_results_are_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_triton_one_warning_says_so_and_results_are_right(monkeypatch):
     # Neither triton nor a module that imports it can be imported any more.
     for name in ("triton", *(f"pointup.geometry.kernels.{name}" for name in KERNEL_FILES)):
         monkeypatch.setitem(sys.modules, name, None)
@@ -206,7 +195,7 @@ def test_without_triton_one_warning_says_so_and_results_are_right(
     assert len(warned) == 1
 
 
-def test_the_environment_switches_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_switches_the_kernels_off(monkeypatch):
     from pointup.geometry.kernels import trial
 
     tried = mock.Mock(return_value=None)
@@ -221,7 +210,7 @@ def test_the_environment_switches_the_kernels_off(monkeypatch: pytest.MonkeyPatc
     assert kernels.is_available(CPU) and tried.called
 
 
-def test_more_neighbours_than_the_kernels_find_give_one_warning() -> None:
+def test_more_neighbours_than_the_kernels_find_give_one_warning():
     pos: Any = SimpleNamespace(device=torch.device("cuda:0"), shape=torch.Size([5, 3]))
     with (
         mock.patch.object(kernels, "is_available", return_value=True),

@@ -41,7 +41,7 @@ def arches_of(pos: Tensor, k: int = 12) -> tuple[Tensor, Tensor]:
 
 
 @given(st.lists(st.just(0.0) | st.floats(1e-3, 1.0), min_size=3, max_size=3), st.integers(0, 2**31))
-def test_the_normal_is_the_direction_of_least_variance(scales: list[float], seed: int) -> None:
+def test_the_normal_is_the_direction_of_least_variance(scales, seed):
     generator = torch.Generator().manual_seed(seed)
     axes = torch.linalg.qr(torch.randn(3, 3, generator=generator))[0]
     points = torch.randn(20, 3, generator=generator) * torch.tensor(scales) @ axes
@@ -58,27 +58,27 @@ def test_the_normal_is_the_direction_of_least_variance(scales: list[float], seed
         assert float(values[1] - values[0]) <= 1e-5 * float(values[2])
 
 
-def test_a_scan_line_with_little_width_still_has_a_normal() -> None:
+def test_a_scan_line_with_little_width_still_has_a_normal():
     points = torch.randn(500, 20, 3) * torch.tensor([1.0, 0.01, 0.0])
     centred = points - points.mean(1, keepdim=True)
     normal = plane_normals(centred.mT @ centred / 20)
     assert normal[:, 2].abs().min() > 0.999
 
 
-def test_points_on_a_line_or_in_one_place_have_no_normal() -> None:
+def test_points_on_a_line_or_in_one_place_have_no_normal():
     along = torch.linspace(0, 1, 20)[:, None] * torch.tensor([1.0, 2.0, 3.0])
     centred = along - along.mean(0)
     covariances = torch.stack([centred.T @ centred, torch.zeros(3, 3), torch.eye(3)])
     assert torch.equal(plane_normals(covariances), torch.zeros(3, 3))
 
 
-def test_on_a_plane_the_offset_to_the_arch_is_zero() -> None:
+def test_on_a_plane_the_offset_to_the_arch_is_zero():
     pos = torch.cat([torch.rand(300, 2), torch.zeros(300, 1)], dim=1)
     pos = pos @ torch.linalg.qr(torch.randn(3, 3))[0]
     assert arches_of(pos)[1].abs().max() < 1e-5
 
 
-def test_the_arch_over_two_points_of_a_sphere_is_nearly_on_it() -> None:
+def test_the_arch_over_two_points_of_a_sphere_is_nearly_on_it():
     pos = torch.nn.functional.normalize(torch.randn(4000, 3), dim=1)
     middle, arch = arches_of(pos)
     chord = (middle.norm(dim=-1) - 1).abs().mean()
@@ -93,7 +93,7 @@ def forest(num_points: int = 300, seed: int = 0) -> torch.Tensor:
     return points
 
 
-def test_a_column_holds_the_horizontally_nearest_points_at_any_height() -> None:
+def test_a_column_holds_the_horizontally_nearest_points_at_any_height():
     points = forest()
     found = nearest_in_plane(points, torch.tensor([0, 300]), 13)
     across = torch.cdist(points[:, :2].double(), points[:, :2].double())
@@ -105,7 +105,7 @@ def test_a_column_holds_the_horizontally_nearest_points_at_any_height() -> None:
     torch.testing.assert_close(columns.relative, points[columns.index] - points[:, None])
 
 
-def test_the_profile_has_the_heights_of_ground_and_crown_over_each_point() -> None:
+def test_the_profile_has_the_heights_of_ground_and_crown_over_each_point():
     points = forest()
     found = nearest_in_plane(points, torch.tensor([0, 300]), 40)
     profile = columns_of(points, found, stride=4).profile
@@ -117,7 +117,7 @@ def test_the_profile_has_the_heights_of_ground_and_crown_over_each_point() -> No
     assert (profile[in_crown, 0] < -18).all() and (profile[~in_crown, -1] > 18).all()
 
 
-def test_small_clouds_have_columns_of_the_points_that_there_are() -> None:
+def test_small_clouds_have_columns_of_the_points_that_there_are():
     points = forest(5)
     found = nearest_in_plane(points, torch.tensor([0, 5]), 13)
     columns = columns_of(points, found, stride=4)
@@ -128,7 +128,7 @@ def test_small_clouds_have_columns_of_the_points_that_there_are() -> None:
     torch.testing.assert_close(columns.profile[:, -1], heights.amax(1))
 
 
-def test_descriptions_do_not_change_with_origin_or_unit() -> None:
+def test_descriptions_do_not_change_with_origin_or_unit():
     points = forest()
     ptr, spacing = torch.tensor([0, 300]), torch.full((300, 1), 0.5)
 
@@ -147,7 +147,7 @@ def geometry_at(points: np.ndarray, k: int = 12) -> LocalGeometry:
 
 
 @pytest.mark.parametrize("gap", [8.0, 40.0, 4e5])
-def test_one_far_neighbour_does_not_move_the_spacing(gap: float) -> None:
+def test_one_far_neighbour_does_not_move_the_spacing(gap):
     rng = np.random.default_rng(0)
     cluster = rng.random((12, 3))
     alone = geometry_at(cluster, k=11)
@@ -157,7 +157,7 @@ def test_one_far_neighbour_does_not_move_the_spacing(gap: float) -> None:
 
 
 @pytest.mark.parametrize("gap", [2.0, 3.0, 5.0])
-def test_a_neighbour_that_is_a_little_far_hardly_moves_it(gap: float) -> None:
+def test_a_neighbour_that_is_a_little_far_hardly_moves_it(gap):
     rng = np.random.default_rng(0)
     cluster = rng.random((12, 3))
     alone = geometry_at(cluster, k=11).spacing
@@ -165,7 +165,7 @@ def test_a_neighbour_that_is_a_little_far_hardly_moves_it(gap: float) -> None:
     assert (both / alone).max() < 1.15
 
 
-def test_neighbourhoods_without_a_gap_are_whole() -> None:
+def test_neighbourhoods_without_a_gap_are_whole():
     rng = np.random.default_rng(0)
     plane = rng.random((3000, 3)) * [1, 1, 0]
     line = np.linspace(0, 1, 500)[:, None] * [1, 2, 3]
@@ -176,7 +176,7 @@ def test_neighbourhoods_without_a_gap_are_whole() -> None:
         assert geometry_at(points).missing.any(1).float().mean() <= most
 
 
-def test_a_bridge_is_long_against_the_spacing_on_both_sides() -> None:
+def test_a_bridge_is_long_against_the_spacing_on_both_sides():
     rng = np.random.default_rng(0)
     dense, sparse = rng.random((200, 3)) * [1, 1, 0], 10 * rng.random((200, 3)) * [1, 1, 0]
     points = np.concatenate([dense, sparse + np.array([1.2, 0, 0])])
@@ -191,7 +191,7 @@ def test_a_bridge_is_long_against_the_spacing_on_both_sides() -> None:
     assert 0.01 < expected.mean() < 0.9
 
 
-def test_cutting_starts_at_the_first_gap() -> None:
+def test_cutting_starts_at_the_first_gap():
     points = np.array([[0, 0, 0], [1, 0, 0], [1.5, 0, 0], [2, 0, 0], [2 * GAP + 0.1, 0, 0.0]])
     geometry = geometry_at(points, k=4)
     assert geometry.missing.tolist()[0] == [False, False, False, False, True]

@@ -55,9 +55,7 @@ def two_packed_sets(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @any_search
 @quick
 @given(sets=two_packed_sets(), k=st.integers(1, 15))
-def test_knn_finds_what_brute_force_finds(
-    search: str, sets: tuple[Tensor, Tensor, Tensor, Tensor], k: int
-) -> None:
+def test_knn_finds_what_brute_force_finds(search, sets, k):
     query, query_ptr, pos, ptr = sets
     with use(search):
         squared, index = neighbors._search(query, query_ptr, pos, ptr, k)
@@ -75,9 +73,7 @@ def test_knn_finds_what_brute_force_finds(
 @any_search
 @quick
 @given(sets=two_packed_sets(), k=st.integers(1, 15))
-def test_a_point_is_its_own_first_neighbour_even_among_duplicates(
-    search: str, sets: tuple[Tensor, Tensor, Tensor, Tensor], k: int
-) -> None:
+def test_a_point_is_its_own_first_neighbour_even_among_duplicates(search, sets, k):
     pos, ptr = torch.cat([sets[0], sets[0]]), torch.cat([sets[1], sets[1][1:] + sets[1][-1]])
     with use(search):
         squared, index = knn(pos, ptr, k)
@@ -91,9 +87,7 @@ def test_a_point_is_its_own_first_neighbour_even_among_duplicates(
 @any_search
 @quick
 @given(sets=two_packed_sets())
-def test_nearest_finds_what_brute_force_finds(
-    search: str, sets: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> None:
+def test_nearest_finds_what_brute_force_finds(search, sets):
     with use(search):
         squared, index = nearest(*sets)
     pairs = torch.nn.functional.pad(squared_distances(*sets), (0, 1), value=torch.inf)
@@ -104,9 +98,7 @@ def test_nearest_finds_what_brute_force_finds(
 @any_search
 @quick
 @given(sets=two_packed_sets())
-def test_nearest_has_the_gradients_of_brute_force(
-    search: str, sets: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> None:
+def test_nearest_has_the_gradients_of_brute_force(search, sets):
     query, query_ptr, pos, ptr = sets
     # Off the grid: with ties the nearest neighbour is not unique.
     rng = np.random.default_rng(0)
@@ -137,9 +129,7 @@ def test_nearest_has_the_gradients_of_brute_force(
     ("place", "dtype", "rtol"),
     [([431_000, 4_582_000, 300], torch.float64, 1e-9), ([1000] * 3, torch.float32, 1e-5)],
 )
-def test_neighbours_are_right_far_from_the_origin(
-    search: str, place: list[float], dtype: torch.dtype, rtol: float
-) -> None:
+def test_neighbours_are_right_far_from_the_origin(search, place, dtype, rtol):
     rng = np.random.default_rng(0)
     pos, ptr = torch.tensor(rng.random((300, 3)) + place, dtype=dtype), torch.tensor([0, 300])
     with use(search):
@@ -149,7 +139,7 @@ def test_neighbours_are_right_far_from_the_origin(
 
 
 @pytest.mark.parametrize("k", [1, 5, 100])
-def test_mass_duplicates_leave_few_copies_in_the_tree_and_exact_neighbours(k: int) -> None:
+def test_mass_duplicates_leave_few_copies_in_the_tree_and_exact_neighbours(k):
     rng = np.random.default_rng(0)
     pos = torch.tensor(rng.random((400, 3)), dtype=torch.float32)
     pos[rng.permutation(400)[:300]] = 0.5
@@ -163,7 +153,7 @@ def test_mass_duplicates_leave_few_copies_in_the_tree_and_exact_neighbours(k: in
     assert torch.equal(index[:, 0], torch.arange(400))
 
 
-def test_threads_and_tasks_change_nothing() -> None:
+def test_threads_and_tasks_change_nothing():
     rng = np.random.default_rng(0)
     pos = torch.tensor(rng.random((500, 3)), dtype=torch.float32)
     ptr = torch.tensor([0, 200, 200, 500])
@@ -188,13 +178,13 @@ class NeighborsOfCloud(torch.utils.data.Dataset[Tensor]):
             return knn(torch.eye(3).repeat(4, 1), torch.tensor([0, 6, 12]), 2)[1]
 
 
-def test_data_loader_workers_search_without_threads() -> None:
+def test_data_loader_workers_search_without_threads():
     in_threads(abs, range(4))
     loader = torch.utils.data.DataLoader(NeighborsOfCloud(), num_workers=1, batch_size=None)
     assert [index[:, 0].tolist() for index in loader] == [list(range(12))] * 2
 
 
-def test_autocast_changes_nothing() -> None:
+def test_autocast_changes_nothing():
     pos, ptr = torch.randn(50, 3), torch.tensor([0, 20, 50])
     expected = nearest(pos, ptr, pos + 0.1, ptr)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -203,9 +193,7 @@ def test_autocast_changes_nothing() -> None:
 
 @any_search
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_an_error_about_coordinates_that_are_not_finite_names_the_cloud(
-    search: str, bad: float
-) -> None:
+def test_an_error_about_coordinates_that_are_not_finite_names_the_cloud(search, bad):
     pos, ptr = torch.zeros(6, 3), torch.tensor([0, 2, 2, 6])
     pos[4, 1] = bad
     with use(search), pytest.raises(ValueError, match="cloud 2"):
@@ -214,7 +202,7 @@ def test_an_error_about_coordinates_that_are_not_finite_names_the_cloud(
         nearest(pos, ptr, torch.zeros(6, 3), ptr)
 
 
-def test_a_ptr_that_does_not_fit_the_points_is_refused() -> None:
+def test_a_ptr_that_does_not_fit_the_points_is_refused():
     pos = torch.zeros(6, 3)
     with pytest.raises(ValueError, match="ptr runs from 0 to 5"):
         knn(pos, torch.tensor([0, 5]), 1)
@@ -230,7 +218,7 @@ def test_a_ptr_that_does_not_fit_the_points_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_an_overflow_is_nan_and_not_a_missing_neighbour() -> None:
+def test_an_overflow_is_nan_and_not_a_missing_neighbour():
     query, pos = torch.tensor([[1e30, 0, 0], [0, 0, 0]]), torch.zeros(3, 3)
     squared, index = nearest(query, torch.tensor([0, 2]), pos, torch.tensor([0, 3]))
     assert squared[0].isnan() and squared[1] == 0 and (index >= 0).all()

@@ -34,7 +34,7 @@ def random_values(sizes: list[int], *shape: int, dtype: torch.dtype = torch.floa
 
 @quick
 @given(sizes_of_clouds)
-def test_ptr_sizes_and_batch_agree(sizes: list[int]) -> None:
+def test_ptr_sizes_and_batch_agree(sizes):
     ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
     expected = [cloud for cloud, size in enumerate(sizes) for _ in range(size)]
     assert ptr.dtype == torch.int64 and ptr.tolist()[-1] == sum(sizes)
@@ -45,7 +45,7 @@ def test_ptr_sizes_and_batch_agree(sizes: list[int]) -> None:
 
 @quick
 @given(sizes_of_clouds, st.data())
-def test_rows_of_clouds_come_cloud_by_cloud(sizes: list[int], data: st.DataObject) -> None:
+def test_rows_of_clouds_come_cloud_by_cloud(sizes, data):
     ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
     some = st.lists(st.integers(0, len(sizes) - 1), max_size=8) if sizes else st.just([])
     clouds = data.draw(some)
@@ -56,7 +56,7 @@ def test_rows_of_clouds_come_cloud_by_cloud(sizes: list[int], data: st.DataObjec
 
 @quick
 @given(sizes_of_clouds)
-def test_segment_reductions_equal_a_loop_over_the_clouds(sizes: list[int]) -> None:
+def test_segment_reductions_equal_a_loop_over_the_clouds(sizes):
     for shape in [(), (3,), (2, 4)]:
         values = random_values(sizes, *shape)
         ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
@@ -76,7 +76,7 @@ def test_segment_reductions_equal_a_loop_over_the_clouds(sizes: list[int]) -> No
 
 @quick
 @given(sizes_of_clouds)
-def test_ranks_sort_each_cloud_separately(sizes: list[int]) -> None:
+def test_ranks_sort_each_cloud_separately(sizes):
     values = random_values(sizes)
     ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
     rank = segment_rank(values, ptr)
@@ -87,14 +87,14 @@ def test_ranks_sort_each_cloud_separately(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("reduce", [segment_sum, segment_mean, segment_max])
-def test_segment_gradients_agree_with_finite_differences(reduce: Reduce) -> None:
+def test_segment_gradients_agree_with_finite_differences(reduce):
     values = random_values([3, 0, 4], 2, dtype=torch.float64).requires_grad_()
     ptr = torch.tensor([0, 3, 3, 7])
     assert torch.autograd.gradcheck(lambda v: reduce(v, ptr), values)
 
 
 @pytest.mark.parametrize("reduce", [segment_sum, segment_mean])
-def test_a_cloud_has_bitwise_the_same_sum_in_any_batch(reduce: Reduce) -> None:
+def test_a_cloud_has_bitwise_the_same_sum_in_any_batch(reduce):
     sizes = [5000, 1, 0, 3000]
     values = 1e4 + random_values(sizes)
     together = reduce(values, ptr_from_sizes(torch.tensor(sizes)))
@@ -102,18 +102,18 @@ def test_a_cloud_has_bitwise_the_same_sum_in_any_batch(reduce: Reduce) -> None:
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_the_mean_of_many_float32_values_is_right_to_the_last_bit() -> None:
+def test_the_mean_of_many_float32_values_is_right_to_the_last_bit():
     values = 1000 + random_values([100_000])
     expected = values.double().mean().float()
     assert torch.equal(segment_mean(values, torch.tensor([0, 100_000])), expected[None])
 
 
-def test_sums_of_integers_are_integers() -> None:
+def test_sums_of_integers_are_integers():
     flags = torch.tensor([1, 1, 1, 0], dtype=torch.int64)
     assert segment_sum(flags, torch.tensor([0, 3, 4])).tolist() == [3, 0]
 
 
-def test_copies_go_on_in_the_background_only_where_torch_keeps_their_source() -> None:
+def test_copies_go_on_in_the_background_only_where_torch_keeps_their_source():
     kinds = ("cuda", "xpu", "mps", "cpu")
     assert [copied_ahead(torch.device(kind)) for kind in kinds] == [True, True, False, False]
     for path in (Path(__file__).parents[2] / "pointup").rglob("*.py"):

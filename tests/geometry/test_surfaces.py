@@ -42,14 +42,14 @@ def distance_to_triangles(points: np.ndarray, surface: Surface) -> np.ndarray:
     return best
 
 
-def test_distance_is_the_distance_to_the_nearest_triangle(rng: np.random.Generator) -> None:
+def test_distance_is_the_distance_to_the_nearest_triangle(rng):
     surface, points = random_soup(rng, 20), rng.normal(size=(200, 3)) * 2
     np.testing.assert_allclose(
         surface.distance(points), distance_to_triangles(points, surface), atol=1e-12
     )
 
 
-def test_distance_keeps_its_precision_at_map_coordinates(rng: np.random.Generator) -> None:
+def test_distance_keeps_its_precision_at_map_coordinates(rng):
     surface, far = random_soup(rng, 20), np.array([4e5, 5e6, 100])
     moved = Surface(surface.vertices + far, surface.faces)
     points = rng.normal(size=(100, 3))
@@ -58,9 +58,7 @@ def test_distance_keeps_its_precision_at_map_coordinates(rng: np.random.Generato
 
 
 @pytest.mark.parametrize("sampling", ["sample", "poisson_disk"])
-def test_samples_lie_on_the_surface_with_the_normal_of_their_face(
-    sampling: str, rng: np.random.Generator
-) -> None:
+def test_samples_lie_on_the_surface_with_the_normal_of_their_face(sampling, rng):
     surface = random_soup(rng, 10)
     points, normals = getattr(surface, sampling)(500, rng)
     assert points.shape == normals.shape == (500, 3)
@@ -76,14 +74,12 @@ def test_samples_lie_on_the_surface_with_the_normal_of_their_face(
 
 @pytest.mark.parametrize("num_points", [0, 1, 2, 7, 1000])
 @pytest.mark.parametrize("sampling", ["sample", "poisson_disk"])
-def test_samples_have_exactly_the_requested_number_of_points(
-    sampling: str, num_points: int, rng: np.random.Generator
-) -> None:
+def test_samples_have_exactly_the_requested_number_of_points(sampling, num_points, rng):
     points, normals = getattr(square(), sampling)(num_points, rng)
     assert points.shape == normals.shape == (num_points, 3)
 
 
-def test_samples_are_uniform_by_area(rng: np.random.Generator) -> None:
+def test_samples_are_uniform_by_area(rng):
     # Cells of equal area over a square of triangles of very different areas.
     corners = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0.1, 0.2, 0]])
     faces = np.array([[0, 1, 4], [1, 2, 4], [2, 3, 4], [3, 0, 4]])
@@ -92,7 +88,7 @@ def test_samples_are_uniform_by_area(rng: np.random.Generator) -> None:
     assert chisquare(cells.ravel()).pvalue > 1e-3
 
 
-def test_poisson_disk_samples_keep_apart(rng: np.random.Generator) -> None:
+def test_poisson_disk_samples_keep_apart(rng):
     def least_distance(points: np.ndarray) -> float:
         return float(cKDTree(points).query(points, k=2)[0][:, 1].min())
 
@@ -103,7 +99,7 @@ def test_poisson_disk_samples_keep_apart(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("sampling", ["sample", "poisson_disk"])
-def test_samples_depend_on_the_generator_alone(sampling: str) -> None:
+def test_samples_depend_on_the_generator_alone(sampling):
     first, again, other = (
         getattr(square(), sampling)(100, np.random.default_rng(seed))[0] for seed in (1, 1, 2)
     )
@@ -111,7 +107,7 @@ def test_samples_depend_on_the_generator_alone(sampling: str) -> None:
     assert not np.array_equal(first, other)
 
 
-def test_degenerate_faces_and_unused_vertices_are_dropped() -> None:
+def test_degenerate_faces_and_unused_vertices_are_dropped():
     vertices = np.array([[9, 9, 9], [0, 0, 0], [1, 0, 0], [0, 1, 0], [2, 0, 0], [1, 0, 0]])
     faces = np.array([[1, 2, 3], [1, 2, 4], [1, 1, 2], [2, 5, 3]])
     surface = Surface.from_triangles(vertices, faces)
@@ -131,23 +127,19 @@ def test_degenerate_faces_and_unused_vertices_are_dropped() -> None:
         (np.zeros((3, 2)), [[0, 1, 2]], r"\(V, 3\)"),
     ],
 )
-def test_an_invalid_mesh_is_refused_with_the_reason(
-    vertices: list, faces: list, message: str
-) -> None:
+def test_an_invalid_mesh_is_refused_with_the_reason(vertices, faces, message):
     with pytest.raises(DataError, match=message):
         Surface.from_triangles(np.array(vertices, dtype=float), np.array(faces))
 
 
-def test_normalized_has_a_centred_box_and_its_farthest_vertex_at_distance_one(
-    rng: np.random.Generator,
-) -> None:
+def test_normalized_has_a_centred_box_and_its_farthest_vertex_at_distance_one(rng):
     surface = random_soup(rng, 30)
     normal = Surface(surface.vertices * 7 + [1, 2, 3], surface.faces).normalized()
     np.testing.assert_allclose(normal.vertices.min(axis=0), -normal.vertices.max(axis=0))
     assert np.linalg.norm(normal.vertices, axis=1).max() == pytest.approx(1)
 
 
-def test_a_saved_surface_is_loaded_bit_for_bit(tmp_path, rng: np.random.Generator) -> None:
+def test_a_saved_surface_is_loaded_bit_for_bit(tmp_path, rng):
     surface = random_soup(rng, 30)
     surface.save(tmp_path / "surface.npz")
     again = Surface.load(tmp_path / "surface.npz")
@@ -156,7 +148,7 @@ def test_a_saved_surface_is_loaded_bit_for_bit(tmp_path, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("content", [b"", b"ply", b"PK\x03\x04broken"])
-def test_an_error_about_a_file_without_a_surface_names_it(tmp_path, content: bytes) -> None:
+def test_an_error_about_a_file_without_a_surface_names_it(tmp_path, content):
     path = tmp_path / "surface.npz"
     with pytest.raises(FileError, match=r"surface\.npz: no such file"):
         Surface.load(path)
@@ -166,7 +158,7 @@ def test_an_error_about_a_file_without_a_surface_names_it(tmp_path, content: byt
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 0), (1, 0, 0), (1, 1, 1e-7), (0, 0, 0)])
-def test_eigenvectors_are_those_of_numpy_up_to_rounding(shape: tuple[float, ...]) -> None:
+def test_eigenvectors_are_those_of_numpy_up_to_rounding(shape):
     rng = np.random.default_rng(0)
     away = rng.normal(size=(300, 8, 3)) * shape
     turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]

@@ -67,9 +67,7 @@ def clouds_to_thin(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
 @every_sampler
 @quick
 @given(clouds=clouds_to_thin())
-def test_each_pick_is_the_farthest_from_earlier_picks(
-    sample: Sample, clouds: tuple[Tensor, Tensor, Tensor]
-) -> None:
+def test_each_pick_is_the_farthest_from_earlier_picks(sample, clouds):
     pos, ptr, counts = clouds
     index = sample(*clouds)
     assert index.dtype == torch.int64 and len(index.unique()) == len(index) == counts.sum()
@@ -84,9 +82,7 @@ def test_each_pick_is_the_farthest_from_earlier_picks(
 @every_sampler
 @quick
 @given(clouds=clouds_to_thin())
-def test_a_cloud_has_the_same_subset_in_any_batch(
-    sample: Sample, clouds: tuple[Tensor, Tensor, Tensor]
-) -> None:
+def test_a_cloud_has_the_same_subset_in_any_batch(sample, clouds):
     pos, ptr, counts = clouds
     together = sample(*clouds)
     alone = [
@@ -97,7 +93,7 @@ def test_a_cloud_has_the_same_subset_in_any_batch(
 
 
 @every_sampler
-def test_duplicates_follow_in_the_order_of_their_indices(sample: Sample) -> None:
+def test_duplicates_follow_in_the_order_of_their_indices(sample):
     pos = torch.zeros(40, 3)
     pos[10], pos[20] = 1.0, 2.0
     index = sample(pos, torch.tensor([0, 40]), torch.tensor([9]))
@@ -106,7 +102,7 @@ def test_duplicates_follow_in_the_order_of_their_indices(sample: Sample) -> None
     assert index[3:].tolist() == [i for i in range(9) if i not in first][:6]
 
 
-def test_mass_duplicates_never_reach_the_buckets() -> None:
+def test_mass_duplicates_never_reach_the_buckets():
     # A bucket of equal points is searched at each pick, in quadratic time.
     pos = torch.cat([torch.rand(50, 3), torch.zeros(5000, 3)])
     with mock.patch.object(
@@ -119,7 +115,7 @@ def test_mass_duplicates_never_reach_the_buckets() -> None:
     assert len(index.unique()) == 4000
 
 
-def test_map_coordinates_are_thinned_as_finely_as_local_ones() -> None:
+def test_map_coordinates_are_thinned_as_finely_as_local_ones():
     rng = np.random.default_rng(0)
     pos = torch.tensor(np.round(rng.random((500, 3)), 3))
     offset = torch.tensor([431_000.0, 4_582_000.0, 300.0], dtype=torch.float64)
@@ -130,13 +126,13 @@ def test_map_coordinates_are_thinned_as_finely_as_local_ones() -> None:
 
 
 @every_sampler
-def test_half_precision_and_points_with_gradients_can_be_thinned(sample: Sample) -> None:
+def test_half_precision_and_points_with_gradients_can_be_thinned(sample):
     pos, ptr, counts = torch.rand(30, 3).bfloat16(), torch.tensor([0, 30]), torch.tensor([5])
     assert torch.equal(sample(pos.requires_grad_(), ptr, counts), sample(pos.float(), ptr, counts))
 
 
 @every_sampler
-def test_invalid_input_of_thinning_is_refused(sample: Sample) -> None:
+def test_invalid_input_of_thinning_is_refused(sample):
     pos, ptr = torch.zeros(5, 3), torch.tensor([0, 3, 5])
     with pytest.raises(ValueError, match="3 distinct points of cloud 1, it has 2"):
         sample(pos, ptr, torch.tensor([3, 3]))
@@ -145,7 +141,7 @@ def test_invalid_input_of_thinning_is_refused(sample: Sample) -> None:
         sample(pos, ptr, torch.tensor([1, 1]))
 
 
-def test_a_poisson_disk_subset_is_as_even_as_farthest_points() -> None:
+def test_a_poisson_disk_subset_is_as_even_as_farthest_points():
     points = on_sphere(5000)
     gap, reach = gap_and_reach(points, poisson_disk_subset(points, 1000, np.random.default_rng(1)))
     farthest = farthest_point_sample(
@@ -157,7 +153,7 @@ def test_a_poisson_disk_subset_is_as_even_as_farthest_points() -> None:
 
 
 @pytest.mark.parametrize("radius", [0.05, 0.3])
-def test_darts_lie_apart_and_leave_no_room_for_another(radius: float) -> None:
+def test_darts_lie_apart_and_leave_no_room_for_another(radius):
     points = on_sphere(2000)
     darts = _throw_darts(points, radius)
     distance = np.linalg.norm(points[:, None] - points[darts], axis=2)
@@ -165,7 +161,7 @@ def test_darts_lie_apart_and_leave_no_room_for_another(radius: float) -> None:
     assert (distance[darts] + np.diag([np.inf] * len(darts))).min() > radius
 
 
-def test_a_poisson_disk_subset_depends_on_the_generator_alone() -> None:
+def test_a_poisson_disk_subset_depends_on_the_generator_alone():
     points = on_sphere(2000)
     subsets = [poisson_disk_subset(points, 300, np.random.default_rng(seed)) for seed in (3, 3, 4)]
     moved = poisson_disk_subset(4 * points + 1024, 300, np.random.default_rng(3))
@@ -179,9 +175,7 @@ def test_a_poisson_disk_subset_depends_on_the_generator_alone() -> None:
     st.integers(1, 400),
     st.data(),
 )
-def test_a_poisson_disk_subset_has_exactly_the_requested_size(
-    kind: str, num_points: int, data: st.DataObject
-) -> None:
+def test_a_poisson_disk_subset_has_exactly_the_requested_size(kind, num_points, data):
     num_samples = data.draw(st.integers(0, num_points))
     rng = np.random.default_rng(num_points)
     points = {
@@ -198,12 +192,12 @@ def test_a_poisson_disk_subset_has_exactly_the_requested_size(
     assert len(np.unique(points[index], axis=0)) == min(num_samples, distinct)
 
 
-def test_more_poisson_disk_samples_than_points_are_refused() -> None:
+def test_more_poisson_disk_samples_than_points_are_refused():
     with pytest.raises(ValueError, match="cannot pick 4 distinct points of 3"):
         poisson_disk_subset(np.zeros((3, 3)), 4, np.random.default_rng(0))
 
 
-def test_equal_spacings_give_the_farthest_points() -> None:
+def test_equal_spacings_give_the_farthest_points():
     pos, ptr = torch.rand(900, 3), torch.tensor([0, 300, 300, 900])
     wanted = torch.tensor([100, 0, 250])
     expected = farthest_point_sample(pos, ptr, wanted)
@@ -212,7 +206,7 @@ def test_equal_spacings_give_the_farthest_points() -> None:
         assert torch.equal(sample_by_spacing(pos, ptr, wanted, log_spacing), expected)
 
 
-def test_half_the_spacing_gives_four_times_the_points_with_the_same_evenness() -> None:
+def test_half_the_spacing_gives_four_times_the_points_with_the_same_evenness():
     pos = torch.rand(8000, 3) * torch.tensor([2, 1, 0])
     dense = pos[:, 0] < 1
     log_spacing = torch.where(dense, 0.5, 1.0).log()
@@ -226,7 +220,7 @@ def test_half_the_spacing_gives_four_times_the_points_with_the_same_evenness() -
         assert gap.min() > 0.4 * side * (2 / 1500 / 0.8) ** 0.5
 
 
-def test_clouds_sampled_piece_by_piece_are_as_even(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clouds_sampled_piece_by_piece_are_as_even(monkeypatch):
     pos, ptr = torch.rand(9000, 3) * torch.tensor([2, 1, 0]), torch.tensor([0, 1000, 9000])
     wanted, log_spacing = torch.tensor([250, 2000]), 0.01 * pos[:, 0]
     whole = sample_by_spacing(pos, ptr, wanted, log_spacing)
@@ -243,7 +237,7 @@ def test_clouds_sampled_piece_by_piece_are_as_even(monkeypatch: pytest.MonkeyPat
     assert float(gap.mean() / expected.mean()) == pytest.approx(1, abs=0.05)
 
 
-def test_pick_distances_never_rise_and_equal_the_measured_ones() -> None:
+def test_pick_distances_never_rise_and_equal_the_measured_ones():
     pos = torch.rand(471, 3, generator=torch.Generator().manual_seed(0))
     sizes = torch.tensor([400, 0, 1, 2, 68])
     ptr = ptr_from_sizes(sizes)
@@ -259,7 +253,7 @@ def test_pick_distances_never_rise_and_equal_the_measured_ones() -> None:
         assert ((alone[1:] - exact).abs() < 0.1 * exact + 0.01).all()
 
 
-def test_points_far_from_the_origin_are_selected_as_near_it() -> None:
+def test_points_far_from_the_origin_are_selected_as_near_it():
     """At 1,024 the squares of coordinates are ten million times those of the spacing."""
     steps = torch.randint(0, 5 * 2048, (1500, 3), generator=torch.Generator().manual_seed(0))
     pos = steps / 2048  # Exact in float32 at 1,024, too.
@@ -286,9 +280,7 @@ def sample_as_elsewhere(
 
 @few
 @given(st.lists(st.integers(0, 15), max_size=4), st.integers(0, 2**31))
-def test_radii_of_small_clouds_are_distances_to_all_earlier_picks(
-    sizes: list[int], seed: int
-) -> None:
+def test_radii_of_small_clouds_are_distances_to_all_earlier_picks(sizes, seed):
     generator = torch.Generator().manual_seed(seed)
     counts, ptr = torch.tensor(sizes, dtype=torch.int64), ptr_from_sizes(torch.tensor(sizes).long())
     pos = torch.randn(int(ptr[-1]), 3, generator=generator)
@@ -303,7 +295,7 @@ def test_radii_of_small_clouds_are_distances_to_all_earlier_picks(
             distance[pick] = 0.0
 
 
-def test_no_point_is_nearer_to_an_earlier_pick_than_its_radius() -> None:
+def test_no_point_is_nearer_to_an_earlier_pick_than_its_radius():
     generator = torch.Generator().manual_seed(0)
     ptr = torch.tensor([0, 900, 900, 2000])
     pos = torch.rand(2000, 3, generator=generator) * torch.tensor([2.0, 1.0, 0.0])
@@ -324,9 +316,7 @@ def test_no_point_is_nearer_to_an_earlier_pick_than_its_radius() -> None:
 @pytest.mark.parametrize("sample", [sample_by_spacing, sample_as_elsewhere])
 @few
 @given(st.lists(st.tuples(st.integers(0, 90), st.floats(0, 1)), max_size=4), st.integers(0, 2**31))
-def test_each_cloud_keeps_its_number_of_distinct_points(
-    sample: Callable[..., Tensor], clouds: list[tuple[int, float]], seed: int
-) -> None:
+def test_each_cloud_keeps_its_number_of_distinct_points(sample, clouds, seed):
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.tensor([size for size, _ in clouds], dtype=torch.int64)
     counts = torch.tensor([round(size * share) for size, share in clouds], dtype=torch.int64)
@@ -339,7 +329,7 @@ def test_each_cloud_keeps_its_number_of_distinct_points(
     assert torch.equal(torch.bincount(cloud, minlength=len(counts)), counts)
 
 
-def test_no_duplicate_is_kept_before_all_distinct_points_are() -> None:
+def test_no_duplicate_is_kept_before_all_distinct_points_are():
     generator = torch.Generator().manual_seed(0)
     pos = torch.cat([torch.zeros(200, 3), torch.rand(100, 3, generator=generator) + 1])
     ptr, wanted = torch.tensor([0, 300]), torch.tensor([101])
@@ -357,9 +347,7 @@ def unevenness_and_reach(pos: Tensor, index: Tensor, spacing: Tensor) -> tuple[f
 
 
 @pytest.mark.parametrize("kind", ["slope of density", "random spacing"])
-def test_the_spread_is_as_even_as_that_of_farthest_points(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_spread_is_as_even_as_that_of_farthest_points(kind, monkeypatch):
     monkeypatch.setattr(thinning, "LARGEST_PIECE", 10**9)
     generator = torch.Generator().manual_seed(1)
     pos = torch.rand(6000, 3, generator=generator) * torch.tensor([1.0, 1.0, 0.0])
@@ -378,7 +366,7 @@ def test_the_spread_is_as_even_as_that_of_farthest_points(
         assert ours < 1.04 * theirs
 
 
-def test_coarser_samples_leave_no_holes_where_few_points_are_kept() -> None:
+def test_coarser_samples_leave_no_holes_where_few_points_are_kept():
     generator = torch.Generator().manual_seed(1)
     pos = torch.rand(6000, 3, generator=generator) * torch.tensor([1.0, 1.0, 0.0])
     spacing, ptr, wanted = 1 + 1e-4 * pos[:, 0], torch.tensor([0, 6000]), torch.tensor([300])
@@ -390,7 +378,7 @@ def test_coarser_samples_leave_no_holes_where_few_points_are_kept() -> None:
     assert ours[0] < 1.4 * cv and ours[1] < 1.1 * reach
 
 
-def test_samples_are_coarse_enough_for_the_counts_and_link_equal_points() -> None:
+def test_samples_are_coarse_enough_for_the_counts_and_link_equal_points():
     ptr = torch.tensor([0, 1000, 1000, 1001, 1050])
     row, parent, node_ptr = coarser_samples(ptr, torch.tensor([200, 0, 1, 30]))
     sizes = (node_ptr[1:] - node_ptr[:-1]).reshape(-1, 4)
@@ -406,14 +394,14 @@ def test_samples_are_coarse_enough_for_the_counts_and_link_equal_points() -> Non
     assert (parent[has_parent] >= node_ptr[4]).all()
 
 
-def test_all_but_the_first_of_equal_points_of_a_cloud_are_copies() -> None:
+def test_all_but_the_first_of_equal_points_of_a_cloud_are_copies():
     pos = torch.tensor([[0.0, 0, 0], [1, 0, 0], [-0.0, 0, 0], [1, 0, 0], [1, 0, 0], [0, 1, 0]])
     found = copies(pos, torch.tensor([0, 3, 6]))
     assert found.tolist() == [False, False, True, False, True, False]
     assert torch.equal(copies(pos.double(), torch.tensor([0, 3, 6])), found)
 
 
-def test_an_error_about_points_that_are_not_finite_names_the_cloud() -> None:
+def test_an_error_about_points_that_are_not_finite_names_the_cloud():
     pos = torch.zeros(5, 3)
     pos[4, 1] = torch.nan
     with pytest.raises(ValueError, match="cloud 1"):

@@ -99,7 +99,7 @@ EVALUATED = {
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path, monkeypatch) -> Path:
     """The current directory; outputs have the same paths, relative to it, in each run."""
     folder = tmp_path / "golden"
     folder.mkdir()
@@ -147,7 +147,7 @@ def prepare(case: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("processes", ["1 process", "1 process, in tiles", "2 processes, in tiles"])
 @pytest.mark.parametrize("case", UPSAMPLED | WITH_UNCERTAINTY)
-def test_upsampled_files_are_the_recorded_ones(case: str, processes: str, work: Path) -> None:
+def test_upsampled_files_are_the_recorded_ones(case, processes, work):
     write, output, options = (UPSAMPLED | WITH_UNCERTAINTY)[case]
     command = f"upsample {write(work / 'in').relative_to(work)} -o {output} {options}"
     command += " --no-uncertainty --ground-density 0" if case in UPSAMPLED else ""
@@ -161,18 +161,18 @@ def test_upsampled_files_are_the_recorded_ones(case: str, processes: str, work: 
 
 
 @pytest.mark.parametrize("case", PREPARED)
-def test_prepared_datasets_are_the_recorded_ones(case: str, work: Path) -> None:
+def test_prepared_datasets_are_the_recorded_ones(case, work):
     check(f"prepare: {case}", of_dataset(prepare(case, work)))
 
 
-def test_joined_shards_are_the_recorded_dataset(work: Path) -> None:
+def test_joined_shards_are_the_recorded_dataset(work):
     for shard in ("shard 1/2", "shard 2/2"):
         check(f"prepare: {shard}", of_dataset(prepare(shard, work)))
     pointup("prepare join shard_1_of_2 shard_2_of_2 -o joined")
     check("prepare: join of shards", of_dataset(work / "joined"))
 
 
-def test_joined_datasets_are_the_recorded_ones(work: Path) -> None:
+def test_joined_datasets_are_the_recorded_ones(work):
     for case in ("thin", "meshes", "patches of meshes"):
         prepare(case, work)
     pointup("prepare join thin meshes patches_of_meshes meshes -o joined")
@@ -182,7 +182,7 @@ def test_joined_datasets_are_the_recorded_ones(work: Path) -> None:
 @pytest.mark.parametrize(
     "slots", ["1 process x 4", "2 processes x 2", "1 process x 4, stopped", "2 x 2, then 1 x 4"]
 )
-def test_trained_weights_are_the_recorded_ones(slots: str, work: Path) -> None:
+def test_trained_weights_are_the_recorded_ones(slots, work):
     data = prepare("pairs", work)
     first = 2 if slots.startswith("2") else 1
     stop = ["--target-chamfer", 100] if "stopped" in slots or "then" in slots else []
@@ -204,7 +204,7 @@ def test_trained_weights_are_the_recorded_ones(slots: str, work: Path) -> None:
 
 
 @pytest.mark.parametrize("case", EVALUATED)
-def test_figures_of_evaluations_are_the_recorded_ones(case: str, work: Path) -> None:
+def test_figures_of_evaluations_are_the_recorded_ones(case, work):
     for dataset in ("pairs", "thin"):
         if f" {dataset} " in EVALUATED[case]:
             prepare(dataset, work)
@@ -217,6 +217,6 @@ def test_figures_of_evaluations_are_the_recorded_ones(case: str, work: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["shapes", "noisy", "lidar", "forest"])
-def test_weights_of_included_models_are_the_recorded_ones(name: str) -> None:
+def test_weights_of_included_models_are_the_recorded_ones(name):
     path = ROOT / "pointup" / "weights" / name / "model.safetensors"
     check(f"weights: {name}", {"tensors": of_weights(path)})

@@ -28,7 +28,7 @@ def groups(*extents: FileExtent, kinds: str = "") -> list[list[int]]:
     return find_surveys(extents, kinds or "l" * len(extents)).groups
 
 
-def test_adjacent_tiles_are_one_survey_and_gaps_separate_surveys() -> None:
+def test_adjacent_tiles_are_one_survey_and_gaps_separate_surveys():
     # The mean point spacing is 1.
     tiles = [
         extent((100 * i, 100 * i + 99.5), (100 * j, 100 * j + 99)) for i in (0, 1) for j in (0, 1)
@@ -49,7 +49,7 @@ def test_adjacent_tiles_are_one_survey_and_gaps_separate_surveys() -> None:
     assert groups(*row) == [[0, 1, 2], [3, 4]]
 
 
-def test_files_on_top_of_each_other_are_separate_surveys() -> None:
+def test_files_on_top_of_each_other_are_separate_surveys():
     shapes = [extent((-1, 1), (-0.5 * i, 0.5 * i)) for i in (1, 2, 3)]
     assert groups(*shapes) == [[0], [1], [2]]
     # Shapes are not always in the centre of their extent.
@@ -70,7 +70,7 @@ def test_files_on_top_of_each_other_are_separate_surveys() -> None:
     assert found.groups == [[0], [1], [2, 3]] and found.stacked == [0, 1] and not found.by_folder
 
 
-def test_adjacent_files_that_differ_are_not_joined_and_the_difference_is_reported() -> None:
+def test_adjacent_files_that_differ_are_not_joined_and_the_difference_is_reported():
     one = extent((0, 100), (0, 100))
     for name, value, difference in (
         ("crs", (b"feet",), "coordinate system"),
@@ -84,7 +84,7 @@ def test_adjacent_files_that_differ_are_not_joined_and_the_difference_is_reporte
 
 
 @pytest.mark.parametrize("suffix", [".laz", ".ply"])
-def test_the_extent_equals_that_of_the_points(suffix: str, tmp_path: Path) -> None:
+def test_the_extent_equals_that_of_the_points(suffix, tmp_path):
     points = np.round(sheet(500), 2) + UTM
     write_points(tmp_path / f"in{suffix}", PointCloud(points, {"weight": np.ones(500)}))
     read = read_extent(tmp_path / f"in{suffix}")
@@ -98,7 +98,7 @@ def test_the_extent_equals_that_of_the_points(suffix: str, tmp_path: Path) -> No
         read_extent(tmp_path / "missing.las")
 
 
-def test_the_coordinate_system_is_that_of_the_file(tmp_path: Path) -> None:
+def test_the_coordinate_system_is_that_of_the_file(tmp_path):
     def written(name: str, *records: laspy.VLR) -> FileExtent:
         las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=6))
         las.xyz = np.round(sheet(20), 2)
@@ -113,6 +113,6 @@ def test_the_coordinate_system_is_that_of_the_file(tmp_path: Path) -> None:
     assert written("d.las").crs == ()
 
 
-def test_the_spacing_of_a_line_is_measured_along_it() -> None:
+def test_the_spacing_of_a_line_is_measured_along_it():
     assert extent((0, 100), (5, 5), num_points=100).spacing == 1.0
     assert extent((3, 3), (5, 5), num_points=1).spacing == 0.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import trimesh
@@ -48,7 +46,7 @@ def assert_same(before: PointCloud, after: PointCloud) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_round_trips_are_exact(tmp_path: Path, suffix: str) -> None:
+def test_round_trips_are_exact(tmp_path, suffix):
     cloud = make_cloud()
     write_points(tmp_path / f"a{suffix}", cloud)
     assert_same(cloud, read_points(tmp_path / f"a{suffix}"))
@@ -63,16 +61,14 @@ def test_round_trips_are_exact(tmp_path: Path, suffix: str) -> None:
         elements=st.floats(allow_nan=False, allow_infinity=False),
     )
 )
-def test_every_finite_float64_is_read_back_exactly(
-    tmp_path_factory: pytest.TempPathFactory, suffix: str, positions: np.ndarray
-) -> None:
+def test_every_finite_float64_is_read_back_exactly(tmp_path_factory, suffix, positions):
     path = tmp_path_factory.mktemp("floats") / f"a{suffix}"
     write_points(path, PointCloud(positions))
     assert np.array_equal(read_points(path).positions, positions)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_ply_keeps_its_encoding_comments_types_and_order(tmp_path: Path, encoding: str) -> None:
+def test_ply_keeps_its_encoding_comments_types_and_order(tmp_path, encoding):
     cloud = make_cloud()
     properties = ("int8_values", "x", "y", "z")
     cloud.header = PlyHeader(encoding, ("comment EPSG 25832",), properties)
@@ -89,7 +85,7 @@ def test_ply_keeps_its_encoding_comments_types_and_order(tmp_path: Path, encodin
     assert digest(tmp_path / "a.ply") == digest(tmp_path / "b.ply")
 
 
-def test_ply_stores_64_bit_integers_as_float64_or_refuses_them(tmp_path: Path) -> None:
+def test_ply_stores_64_bit_integers_as_float64_or_refuses_them(tmp_path):
     path, positions = tmp_path / "a.ply", np.zeros((2, 3))
     write_points(path, PointCloud(positions, {"time": np.array([2**40 + 1, -5])}))
     assert read_points(path).attributes["time"].tolist() == [2**40 + 1, -5]
@@ -98,7 +94,7 @@ def test_ply_stores_64_bit_integers_as_float64_or_refuses_them(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "binary_little_endian"])
-def test_vertices_of_a_mesh_file_are_read_as_points(tmp_path: Path, encoding: str) -> None:
+def test_vertices_of_a_mesh_file_are_read_as_points(tmp_path, encoding):
     box = trimesh.creation.box()
     path = tmp_path / "a.ply"
     path.write_bytes(
@@ -110,7 +106,7 @@ def test_vertices_of_a_mesh_file_are_read_as_points(tmp_path: Path, encoding: st
 
 
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".npy"])
-def test_generated_points_follow_the_original_in_every_format(tmp_path: Path, suffix: str) -> None:
+def test_generated_points_follow_the_original_in_every_format(tmp_path, suffix):
     original, path = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     cloud = make_cloud(12)
     write_points(original, cloud)
@@ -129,14 +125,14 @@ def test_generated_points_follow_the_original_in_every_format(tmp_path: Path, su
         assert np.array_equal(values, np.concatenate([before, before[:2]]))
 
 
-def test_chunks_of_any_format_are_slices(tmp_path: Path) -> None:
+def test_chunks_of_any_format_are_slices(tmp_path):
     write_points(tmp_path / "a.ply", make_cloud(10))
     assert [len(chunk) for chunk in iter_points(tmp_path / "a.ply", chunk_size=4)] == [4, 4, 2]
     bare = next(iter_points(tmp_path / "a.ply", attributes=False))
     assert not bare.attributes
 
 
-def test_npz_keeps_its_key_and_arrays_of_any_width(tmp_path: Path) -> None:
+def test_npz_keeps_its_key_and_arrays_of_any_width(tmp_path):
     points, normals = np.random.default_rng(0).random((2, 9, 3))
     np.savez(tmp_path / "a.npz", pos=points, normals=normals, unit=np.array("m"))
     cloud = read_points(tmp_path / "a.npz")
@@ -178,7 +174,7 @@ TEXTS: dict[str, tuple[str, dict[str, list[float]]]] = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_common_variants_of_text_tables_are_read(tmp_path: Path, case: str) -> None:
+def test_common_variants_of_text_tables_are_read(tmp_path, case):
     text, attributes = TEXTS[case]
     path = tmp_path / "a.txt"
     path.write_text(text, newline="")
@@ -189,7 +185,7 @@ def test_common_variants_of_text_tables_are_read(tmp_path: Path, case: str) -> N
         assert np.array_equal(cloud.attributes[name], values, equal_nan=True)
 
 
-def test_a_column_may_begin_with_integers_and_end_with_floats(tmp_path: Path) -> None:
+def test_a_column_may_begin_with_integers_and_end_with_floats(tmp_path):
     rows = [f"{i} 0 0 {2**60 + i}" for i in range(60_000)]
     (tmp_path / "a.xyz").write_text("\n".join([*rows, "0.5 0 0 1"]))
     cloud = read_points(tmp_path / "a.xyz")
@@ -198,7 +194,7 @@ def test_a_column_may_begin_with_integers_and_end_with_floats(tmp_path: Path) ->
     assert cloud.attributes["column_4"][1] == 2**60 + 1
 
 
-def test_integers_of_64_bits_keep_their_digits_and_large_floats_stay_floats(tmp_path: Path) -> None:
+def test_integers_of_64_bits_keep_their_digits_and_large_floats_stay_floats(tmp_path):
     large = [2**64 - 1, 2**63 + 1, 7]
     rows = [f"{i},0,{i},{large[i]},{i % 2}.5e19,{-i},{2**64 + i}" for i in range(3)]
     (tmp_path / "a.csv").write_text("\n".join(["X,Y,Z,id,e,f,g", *rows]))
@@ -220,13 +216,13 @@ def test_integers_of_64_bits_keep_their_digits_and_large_floats_stay_floats(tmp_
         ("a.csv", "x;y;z\n1e-7;2;3\n1,5e+30;5;6\n"),
     ],
 )
-def test_text_is_written_in_the_layout_it_was_read_in(tmp_path: Path, name: str, text: str) -> None:
+def test_text_is_written_in_the_layout_it_was_read_in(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     write_points(tmp_path / f"b{name}", read_points(tmp_path / name))
     assert (tmp_path / f"b{name}").read_text() == text
 
 
-def test_files_in_hidden_folders_are_no_input(tmp_path: Path) -> None:
+def test_files_in_hidden_folders_are_no_input(tmp_path):
     from pointup.cli.input_files import find_inputs
 
     for folder in (tmp_path, tmp_path / ".Trash-1000" / "files"):
@@ -235,7 +231,7 @@ def test_files_in_hidden_folders_are_no_input(tmp_path: Path) -> None:
     assert find_inputs([tmp_path], [".las"]) == [tmp_path / "a.las"]
 
 
-def test_a_copy_does_not_bring_the_file_into_memory(tmp_path: Path) -> None:
+def test_a_copy_does_not_bring_the_file_into_memory(tmp_path):
     import tracemalloc
 
     from pointup.io.files import copy_file

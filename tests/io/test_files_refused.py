@@ -48,7 +48,7 @@ BAD_TEXTS = {
 
 
 @pytest.mark.parametrize("case", BAD_TEXTS)
-def test_bad_text_raises_an_error_that_names_the_line(tmp_path: Path, case: str) -> None:
+def test_bad_text_raises_an_error_that_names_the_line(tmp_path, case):
     text, message = BAD_TEXTS[case]
     path = tmp_path / "field.xyz"
     path.write_text(text)
@@ -127,7 +127,7 @@ BAD_BYTES = {
 
 
 @pytest.mark.parametrize("name", BAD_BYTES)
-def test_bad_files_raise_a_one_line_error(tmp_path: Path, name: str) -> None:
+def test_bad_files_raise_a_one_line_error(tmp_path, name):
     data, message = BAD_BYTES[name]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(FileError, match=rf"{name}: .*{message}") as raised:
@@ -135,13 +135,13 @@ def test_bad_files_raise_a_one_line_error(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_an_npz_without_points_lists_its_arrays(tmp_path: Path) -> None:
+def test_an_npz_without_points_lists_its_arrays(tmp_path):
     np.savez(tmp_path / "a.npz", vertices=np.zeros((2, 3)))
     with pytest.raises(FileError, match=r"no array is named positions, .*\(there are: vertices\)"):
         read_points(tmp_path / "a.npz")
 
 
-def test_missing_files_and_folders_are_errors(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_errors(tmp_path):
     with pytest.raises(FileError, match=r"none\.las: no such file"):
         read_points(tmp_path / "none.las")
     (tmp_path / "folder.las").mkdir()
@@ -155,9 +155,7 @@ def test_missing_files_and_folders_are_errors(tmp_path: Path) -> None:
         write_points(tmp_path / "a.rcp", make_cloud())
 
 
-def test_an_operating_system_error_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operating_system_error_names_the_file(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -167,7 +165,7 @@ def test_an_operating_system_error_names_the_file(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path):
     with (
         pytest.raises(FileError, match=r"a\.ply: can't be written: No space left on device"),
         open_writer(tmp_path / "a.ply", make_cloud()) as writer,
@@ -180,9 +178,7 @@ def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".laz", ".las", ".npy", *SUFFIXES])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_interrupted_writer_leaves_only_the_old_file(
-    tmp_path: Path, suffix: str, error: type[BaseException], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_writer_leaves_only_the_old_file(tmp_path, suffix, error, capfd):
     path = tmp_path / f"a{suffix}"
     path.write_text("old")
     with pytest.raises(error), open_writer(path, make_cloud()) as writer:
@@ -195,7 +191,7 @@ def test_an_interrupted_writer_leaves_only_the_old_file(
 
 
 @pytest.mark.parametrize("suffix", [".laz", ".npy", *SUFFIXES])
-def test_bad_clouds_are_not_written(tmp_path: Path, suffix: str) -> None:
+def test_bad_clouds_are_not_written(tmp_path, suffix):
     path, cloud = tmp_path / f"a{suffix}", make_cloud(3)
     short = PointCloud(cloud.positions, cloud.attributes | {"int8_values": np.zeros(2)})
     broken = PointCloud(cloud.positions * [1, np.nan, 1], cloud.attributes)
@@ -212,7 +208,7 @@ def test_bad_clouds_are_not_written(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npy", *SUFFIXES])
-def test_all_points_of_a_table_need_the_same_attributes(tmp_path: Path, suffix: str) -> None:
+def test_all_points_of_a_table_need_the_same_attributes(tmp_path, suffix):
     cloud = make_cloud(3)
     with (
         pytest.raises(DataError, match="need the same attributes; differing: uint8_values"),
@@ -222,7 +218,7 @@ def test_all_points_of_a_table_need_the_same_attributes(tmp_path: Path, suffix: 
         writer.write(PointCloud(cloud.positions, attributes))
 
 
-def test_writing_replaces_the_original_and_respects_the_umask(tmp_path: Path) -> None:
+def test_writing_replaces_the_original_and_respects_the_umask(tmp_path):
     path = tmp_path / "a.ply"
     write_points(path, make_cloud(5))
     cloud = read_points(path)
@@ -236,8 +232,8 @@ def test_writing_replaces_the_original_and_respects_the_umask(tmp_path: Path) ->
 
 @pytest.mark.parametrize("suffix", [".ply", ".xyz", ".npy"])
 def test_coordinates_that_stand_for_no_data_are_refused_by_what_commands_read_with(
-    tmp_path: Path, suffix: str
-) -> None:
+    tmp_path, suffix
+):
     positions = np.zeros((5, 3))
     positions[[1, 2], 2] = -3.4e38
     write_points(path := tmp_path / f"a{suffix}", PointCloud(positions))
@@ -248,7 +244,7 @@ def test_coordinates_that_stand_for_no_data_are_refused_by_what_commands_read_wi
     assert sum(map(len, iter_points(path, chunk_size=3))) == 5
 
 
-def test_values_are_rounded_to_integers_but_never_wrapped() -> None:
+def test_values_are_rounded_to_integers_but_never_wrapped():
     uint8 = np.dtype(np.uint8)
     assert cast_values(np.array([1.6, 254.5]), uint8, "a").tolist() == [2, 254]
     for bad in ([-1], [256], [np.nan], [1e300]):
@@ -258,7 +254,7 @@ def test_values_are_rounded_to_integers_but_never_wrapped() -> None:
         cast_values(np.array([2**53 + 1]), np.dtype(np.float64), "a")
 
 
-def test_paths_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written_are_refused_before_any_work(tmp_path):
     (tmp_path / "link.laz").symlink_to(tmp_path / "b.copc.laz")
     for name, message in (
         ("a.rcp", r"unknown extension '\.rcp' to write"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import las_files
@@ -52,9 +51,7 @@ COMMAS = rows().replace(".", ",")
         ("comma_and_blank.csv", rows(between=", ").encode()),
     ],
 )
-def test_coordinates_are_read_in_every_spelling(
-    tmp_path: Path, name: str, content: bytes, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_coordinates_are_read_in_every_spelling(tmp_path, name, content, recwarn):
     (tmp_path / name).write_bytes(content)
     assert np.array_equal(read_points(tmp_path / name).positions, POINTS)
     assert not len(recwarn)
@@ -97,13 +94,7 @@ def as_sweep(path: Path, points: np.ndarray) -> None:
         ("a.bin", as_sweep),
     ],
 )
-def test_points_without_coordinates_are_left_out_and_counted(
-    name: str,
-    write: Callable[[Path, np.ndarray], None],
-    value: float,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_points_without_coordinates_are_left_out_and_counted(name, write, value, tmp_path, caplog):
     write(tmp_path / name, with_missing(value))
     with caplog.at_level(logging.WARNING):
         cloud = read_points(tmp_path / name)
@@ -111,9 +102,7 @@ def test_points_without_coordinates_are_left_out_and_counted(
     assert caplog.messages == [f"{tmp_path / name}: 1 points without coordinates are left out"]
 
 
-def test_missing_returns_of_a_sweep_at_the_sensor_are_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_returns_of_a_sweep_at_the_sensor_are_left_out(tmp_path, caplog):
     as_sweep(tmp_path / "a.bin", np.insert(POINTS, 1, np.zeros((2, 3)), axis=0))
     cloud = read_points(tmp_path / "a.bin")
     assert np.array_equal(cloud.positions, POINTS)
@@ -122,9 +111,7 @@ def test_missing_returns_of_a_sweep_at_the_sensor_are_left_out(
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_lists_of_ply_vertices_are_left_out_by_name(
-    text: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lists_of_ply_vertices_are_left_out_by_name(text, tmp_path, caplog):
     dtype = [("x", "f8"), ("y", "f8"), ("z", "f8"), ("views", object), ("quality", "i4")]
     table = np.empty(3, dtype)
     for axis, values in zip("xyz", POINTS.T, strict=True):
@@ -151,30 +138,26 @@ def patched(path: Path, offset: int, format: str, *values: float) -> Path:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_scale_of_0_is_refused(axis: int, tmp_path: Path) -> None:
+def test_a_scale_of_0_is_refused(axis, tmp_path):
     path = patched(write_las(tmp_path / "a.las"), 131 + 8 * axis, "<d", 0.0)
     with pytest.raises(FileError, match=rf"a\.las: its header has a scale of 0 in {'xyz'[axis]},"):
         read_points(path)
 
 
-def test_records_beyond_the_count_of_the_header_are_noted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_records_beyond_the_count_of_the_header_are_noted(tmp_path, caplog):
     path = patched(write_las(tmp_path / "a.las"), 107, "<I", 2)
     assert np.allclose(read_points(path).positions, POINTS[:2])
     assert "counts 2 points, and it has room for 3; those beyond" in caplog.text
 
 
 @pytest.mark.parametrize("read", [read_points, read_header, length_unit])
-def test_a_damaged_number_of_records_ends_at_once_on_every_way_in(
-    read: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_a_damaged_number_of_records_ends_at_once_on_every_way_in(read, tmp_path):
     path = patched(write_las(tmp_path / "a.las"), 100, "<I", 2**31)
     with pytest.raises(FileError, match="record 1 of 2147483648"):
         read(path)
 
 
-def test_a_newer_version_is_named(tmp_path: Path) -> None:
+def test_a_newer_version_is_named(tmp_path):
     path = patched(write_las(tmp_path / "a.las"), 25, "<B", 5)
     with pytest.raises(FileError, match=r"a\.las: is LAS 1\.5, newer than LAS 1\.4"):
         read_points(path)
@@ -191,8 +174,8 @@ def test_a_newer_version_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_degrees_without_a_coordinate_system_are_recognised_and_refused(
-    size: tuple[float, float], height: float, unit: object, tmp_path: Path
-) -> None:
+    size, height, unit, tmp_path
+):
     xyz = np.array([[2.35, 48.85, 30.0], [2.35 + size[0], 48.85 + size[1], 30.0 + height]])
     path = write_las(tmp_path / "a.las", xyz, 1e-6)
     assert length_unit(path) == unit
@@ -202,7 +185,7 @@ def test_degrees_without_a_coordinate_system_are_recognised_and_refused(
 
 
 @pytest.mark.parametrize("suffix", [".las", ".ply", ".xyz", ".npy"])
-def test_a_pipe_is_no_input(suffix: str, tmp_path: Path) -> None:
+def test_a_pipe_is_no_input(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     os.mkfifo(path)
     with pytest.raises(FileError, match="is a device or a pipe; name a file"):

@@ -95,7 +95,7 @@ OTHERS: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
 
 
 @pytest.mark.parametrize("suffix", OTHERS)
-def test_other_programs_read_what_is_written(tmp_path: Path, suffix: str) -> None:
+def test_other_programs_read_what_is_written(tmp_path, suffix):
     cloud, path = scanned(), tmp_path / f"a{suffix}"
     if suffix == ".e57":
         pytest.importorskip("pye57", reason=READERS)
@@ -108,7 +108,7 @@ def test_other_programs_read_what_is_written(tmp_path: Path, suffix: str) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".pcd", ".e57", ".pts", ".ply"])
-def test_scanner_clouds_are_read_back_unchanged(tmp_path: Path, suffix: str) -> None:
+def test_scanner_clouds_are_read_back_unchanged(tmp_path, suffix):
     if suffix == ".e57":
         pytest.importorskip("pye57", reason=READERS)
     cloud = scanned()
@@ -119,7 +119,7 @@ def test_scanner_clouds_are_read_back_unchanged(tmp_path: Path, suffix: str) -> 
 
 
 @pytest.mark.parametrize("suffix", [".pcd", ".e57", ".pts", ".bin"])
-def test_generated_points_follow_the_original(tmp_path: Path, suffix: str) -> None:
+def test_generated_points_follow_the_original(tmp_path, suffix):
     if suffix == ".e57":
         pytest.importorskip("pye57", reason=READERS)
     original, path = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
@@ -151,7 +151,7 @@ PTS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", PTS)
-def test_common_variants_of_pts_are_read(tmp_path: Path, case: str) -> None:
+def test_common_variants_of_pts_are_read(tmp_path, case):
     text, names = PTS[case]
     (tmp_path / "a.pts").write_text(text, newline="")
     cloud = read_points(tmp_path / "a.pts")
@@ -159,7 +159,7 @@ def test_common_variants_of_pts_are_read(tmp_path: Path, case: str) -> None:
     assert list(cloud.attributes) == names
 
 
-def test_sweeps_have_intensity_and_nuscenes_sweeps_also_the_ring(tmp_path: Path) -> None:
+def test_sweeps_have_intensity_and_nuscenes_sweeps_also_the_ring(tmp_path):
     rows = np.random.default_rng(0).random((9, 5)).astype("<f4")
     rows.tofile(tmp_path / "a.pcd.bin")
     cloud = read_points(tmp_path / "a.pcd.bin")
@@ -173,9 +173,7 @@ def test_sweeps_have_intensity_and_nuscenes_sweeps_also_the_ring(tmp_path: Path)
             write_points(tmp_path / "c.bin", PointCloud(cloud.positions + far))
 
 
-def test_attributes_that_a_format_cannot_store_are_reported_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_attributes_that_a_format_cannot_store_are_reported_once(tmp_path, caplog):
     cloud, path = scanned(5), tmp_path / "a.pts"
     write_points(path, cloud)
     for _ in range(2):
@@ -187,9 +185,7 @@ def test_attributes_that_a_format_cannot_store_are_reported_once(
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".obj"])
-def test_dropped_faces_are_reported(
-    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dropped_faces_are_reported(tmp_path, suffix, caplog):
     trimesh.creation.box().export(tmp_path / f"a{suffix}")
     assert len(read_points(tmp_path / f"a{suffix}")) == 8
     (record,) = caplog.records
@@ -204,7 +200,7 @@ def test_dropped_faces_are_reported(
         ("//X,Y,Z,Return Number\n1,2,3,1\n4,5,6,2\n", ["Return Number"]),
     ],
 )
-def test_text_may_have_comments_of_two_slashes(tmp_path: Path, text: str, names: list[str]) -> None:
+def test_text_may_have_comments_of_two_slashes(tmp_path, text, names):
     (tmp_path / "a.txt").write_text(text)
     cloud = read_points(tmp_path / "a.txt")
     assert cloud.positions.tolist() == [[1, 2, 3], [4, 5, 6]]
@@ -214,13 +210,13 @@ def test_text_may_have_comments_of_two_slashes(tmp_path: Path, text: str, names:
         assert (tmp_path / "b.txt").read_text().splitlines()[0] == text.splitlines()[0]
 
 
-def test_arrays_of_an_npz_that_are_no_columns_of_numbers_are_not_read(tmp_path: Path) -> None:
+def test_arrays_of_an_npz_that_are_no_columns_of_numbers_are_not_read(tmp_path):
     others = {"kinds": np.array([{}, 3]), "longer": np.zeros(9), "i": np.arange(2)}
     np.savez_compressed(tmp_path / "a.npz", positions=np.ones((2, 3)), **others)
     assert list(read_points(tmp_path / "a.npz").attributes) == ["i"]
 
 
-def test_a_symbolic_link_is_followed_and_kept(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_followed_and_kept(tmp_path):
     (tmp_path / "there").mkdir()
     target, link = tmp_path / "there" / "b.ply", tmp_path / "a.ply"
     link.symlink_to(target)
@@ -235,14 +231,14 @@ def test_a_symbolic_link_is_followed_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "binary_big_endian"])
-def test_plyfile_reads_every_encoding(tmp_path: Path, encoding: str) -> None:
+def test_plyfile_reads_every_encoding(tmp_path, encoding):
     cloud = scanned()
     cloud.header = PlyHeader(encoding)
     write_points(tmp_path / "a.ply", cloud)
     assert np.array_equal(read_by_plyfile(tmp_path / "a.ply")["x"], cloud.positions[:, 0])
 
 
-def test_scans_of_an_e57_are_merged_by_their_poses(tmp_path: Path) -> None:
+def test_scans_of_an_e57_are_merged_by_their_poses(tmp_path):
     pye57 = pytest.importorskip("pye57", reason=READERS)
     points = np.random.default_rng(0).random((20, 3))
     scan = {f"cartesian{axis}": points[:, i].copy() for i, axis in enumerate("XYZ")}
@@ -259,16 +255,14 @@ def test_scans_of_an_e57_are_merged_by_their_poses(tmp_path: Path) -> None:
     assert np.allclose(cloud.positions[15:], moved, atol=1e-6)
 
 
-def test_e57_keeps_map_coordinates_exactly(tmp_path: Path) -> None:
+def test_e57_keeps_map_coordinates_exactly(tmp_path):
     pytest.importorskip("pye57", reason=READERS)
     positions = np.random.default_rng(0).random((7, 3)) * 1000 + [4e5, 5.1e6, 100]
     write_points(tmp_path / "a.e57", PointCloud(positions))
     assert_holds(read_points(tmp_path / "a.e57"), positions)
 
 
-def test_e57_without_pye57_is_refused_with_the_name_of_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_e57_without_pye57_is_refused_with_the_name_of_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr("pointup.io.e57.find_spec", lambda name: None)
     (tmp_path / "a.e57").write_bytes(b"ASTM-E57")
     for refused in (
@@ -280,7 +274,7 @@ def test_e57_without_pye57_is_refused_with_the_name_of_the_extra(
             refused()
 
 
-def test_colours_of_16_bits_become_8_in_e57(tmp_path: Path) -> None:
+def test_colours_of_16_bits_become_8_in_e57(tmp_path):
     pytest.importorskip("pye57", reason=READERS)
     cloud = scanned(3)
     for name in ("red", "green", "blue"):
@@ -300,8 +294,8 @@ def test_colours_of_16_bits_become_8_in_e57(tmp_path: Path) -> None:
     ],
 )
 def test_e57_gets_colours_of_0_to_255_whatever_the_range_of_the_input(
-    values: np.ndarray, written: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    values, written, tmp_path, monkeypatch
+):
     fields: dict[str, np.ndarray] = {}
 
     def write_scan(path: Path, columns: dict[str, np.ndarray]) -> None:
@@ -317,7 +311,7 @@ def test_e57_gets_colours_of_0_to_255_whatever_the_range_of_the_input(
 
 
 @pytest.mark.parametrize("encoding", ["ASCII", "BINARY", "BINARY_COMPRESSED"])
-def test_pcd_of_another_program_is_read(tmp_path: Path, encoding: str) -> None:
+def test_pcd_of_another_program_is_read(tmp_path, encoding):
     pypcd4 = pytest.importorskip("pypcd4", reason=READERS)
     rng = np.random.default_rng(1)
     count = 300
@@ -374,7 +368,7 @@ nan nan nan 0 0 0 0 nan nan nan
 
 
 @pytest.mark.parametrize("text", ["F\n4.808e+06", "U\n4880121", "F\n6.8385e-39"])
-def test_packed_colours_in_text_are_unpacked(tmp_path: Path, text: str) -> None:
+def test_packed_colours_in_text_are_unpacked(tmp_path, text):
     kind, value = text.split("\n")
     (tmp_path / "a.pcd").write_text(
         f"FIELDS x y z rgb\nSIZE 4 4 4 4\nTYPE F F F {kind}\nCOUNT 1 1 1 1\nWIDTH 1\nHEIGHT 1\n"
@@ -388,9 +382,7 @@ def test_packed_colours_in_text_are_unpacked(tmp_path: Path, text: str) -> None:
     assert read_points(tmp_path / "b.pcd").attributes == cloud.attributes
 
 
-def test_missing_returns_of_an_organised_pcd_are_dropped_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_returns_of_an_organised_pcd_are_dropped_with_a_warning(tmp_path, caplog):
     path = tmp_path / "a.pcd"
     path.write_text(ORGANISED)
     cloud = read_points(path)
@@ -406,9 +398,7 @@ def test_missing_returns_of_an_organised_pcd_are_dropped_with_a_warning(
 
 @settings(max_examples=50)
 @given(st.binary(max_size=200), st.sampled_from(["ascii", "binary", "binary_compressed"]))
-def test_any_bytes_after_a_pcd_header_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, body: bytes, encoding: str
-) -> None:
+def test_any_bytes_after_a_pcd_header_are_read_or_refused(tmp_path_factory, body, encoding):
     path = tmp_path_factory.mktemp("pcd") / "a.pcd"
     head = ORGANISED.partition("DATA")[0] + f"DATA {encoding}\n"
     path.write_bytes(head.encode() + body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from struct import pack_into, unpack_from
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
-from typed import Result, is_one_line, left_in, positions, write_las, write_scaled
+from typed import is_one_line, left_in, positions, write_las, write_scaled
 
 from pointup.errors import DataError, FileError
 from pointup.io.files import (
@@ -68,9 +67,7 @@ def formats() -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize(("version", "point_format", "suffix"), formats())
-def test_points_are_written_bit_for_bit_as_they_were_read(
-    tmp_path: Path, version: str, point_format: int, suffix: str
-) -> None:
+def test_points_are_written_bit_for_bit_as_they_were_read(tmp_path, version, point_format, suffix):
     original, copy = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     make_las(original, point_format, version)
     write_points(copy, read_points(original))
@@ -84,7 +81,7 @@ def test_points_are_written_bit_for_bit_as_they_were_read(
 
 
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
-def test_generated_points_follow_the_unchanged_original(tmp_path: Path, suffix: str) -> None:
+def test_generated_points_follow_the_unchanged_original(tmp_path, suffix):
     original, path = tmp_path / "a.laz", tmp_path / f"b{suffix}"
     make_las(original)
     before = raw_points(original)
@@ -110,7 +107,7 @@ def test_generated_points_follow_the_unchanged_original(tmp_path: Path, suffix: 
     assert raw_vlrs(path)[b"LASF_Projection", 2112] == WKT.record_data
 
 
-def test_a_file_that_has_the_added_dimensions_keeps_their_values(tmp_path: Path) -> None:
+def test_a_file_that_has_the_added_dimensions_keeps_their_values(tmp_path):
     first, second = tmp_path / "a.laz", tmp_path / "b.laz"
     make_las(first, count=10)
     cloud = read_points(first)
@@ -124,7 +121,7 @@ def test_a_file_that_has_the_added_dimensions_keeps_their_values(tmp_path: Path)
         open_writer(second, cloud, [ExtraDimension("parent", "float64")])
 
 
-def test_copc_records_are_removed_and_other_evlrs_are_kept(tmp_path: Path) -> None:
+def test_copc_records_are_removed_and_other_evlrs_are_kept(tmp_path):
     original, path = tmp_path / "a.laz", tmp_path / "b.laz"
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.vlrs.append(VLR("copc", 10000, "", b"extents"))
@@ -139,7 +136,7 @@ def test_copc_records_are_removed_and_other_evlrs_are_kept(tmp_path: Path) -> No
         write_points(tmp_path / "b.copc.laz", read_points(original))
 
 
-def test_chunks_concatenate_to_the_whole_file(tmp_path: Path) -> None:
+def test_chunks_concatenate_to_the_whole_file(tmp_path):
     path = tmp_path / "a.laz"
     make_las(path)
     whole, chunks = read_points(path), list(iter_points(path, chunk_size=170))
@@ -151,7 +148,7 @@ def test_chunks_concatenate_to_the_whole_file(tmp_path: Path) -> None:
         assert joined.tobytes() == values.tobytes()
 
 
-def test_positions_are_the_same_without_attributes(tmp_path: Path) -> None:
+def test_positions_are_the_same_without_attributes(tmp_path):
     path = tmp_path / "a.laz"
     make_las(path)
     bare = read_points(path, attributes=False)
@@ -159,7 +156,7 @@ def test_positions_are_the_same_without_attributes(tmp_path: Path) -> None:
     assert np.array_equal(bare.positions, read_points(path).positions)
 
 
-def test_points_beyond_the_range_of_32_bits_are_refused(tmp_path: Path) -> None:
+def test_points_beyond_the_range_of_32_bits_are_refused(tmp_path):
     path = tmp_path / "a.laz"
     make_las(path)
     far = PointCloud(np.array([[4e5, 5.1e6, 0.0], [3e6, 5.1e6, 0.0]]))
@@ -180,9 +177,7 @@ def test_points_beyond_the_range_of_32_bits_are_refused(tmp_path: Path) -> None:
         ("unknown", [1], "no dimension 'unknown'"),
     ],
 )
-def test_attributes_that_do_not_fit_are_refused(
-    tmp_path: Path, name: str, values: list[float], message: str
-) -> None:
+def test_attributes_that_do_not_fit_are_refused(tmp_path, name, values, message):
     path = tmp_path / "a.laz"
     make_las(path)
     with (
@@ -192,7 +187,7 @@ def test_attributes_that_do_not_fit_are_refused(
         writer.write(PointCloud(np.array([[4e5, 5.1e6, 0.0]]), {name: np.array(values)}))
 
 
-def test_records_of_another_scale_are_refused(tmp_path: Path) -> None:
+def test_records_of_another_scale_are_refused(tmp_path):
     original, other = tmp_path / "a.laz", tmp_path / "b.laz"
     make_las(original)
     write_points(other, PointCloud(np.zeros((2, 3)), {"red": np.zeros(2)}))
@@ -203,7 +198,7 @@ def test_records_of_another_scale_are_refused(tmp_path: Path) -> None:
         copy_points(original, writer)
 
 
-def test_other_clouds_become_las_with_extra_dimensions(tmp_path: Path) -> None:
+def test_other_clouds_become_las_with_extra_dimensions(tmp_path):
     rng = np.random.default_rng(0)
     cloud = PointCloud(
         rng.random((50, 3)) * 800 + [4e5, 5e6, 100],
@@ -225,9 +220,7 @@ def test_other_clouds_become_las_with_extra_dimensions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
 @pytest.mark.parametrize("point_format", [1, 3, 5])
-def test_las_1_4_of_older_point_formats_keeps_its_legacy_counts(
-    tmp_path: Path, point_format: int, suffix: str
-) -> None:
+def test_las_1_4_of_older_point_formats_keeps_its_legacy_counts(tmp_path, point_format, suffix):
     path = tmp_path / f"a{suffix}"
     make_las(path, point_format, "1.4")
     cloud = read_points(path)
@@ -245,9 +238,7 @@ def test_las_1_4_of_older_point_formats_keeps_its_legacy_counts(
 
 @pytest.mark.parametrize("date", [(0, 0), (366, 2019), (17, 1998), (999, 2020)])
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
-def test_the_creation_date_is_not_changed(
-    tmp_path: Path, date: tuple[int, int], suffix: str
-) -> None:
+def test_the_creation_date_is_not_changed(tmp_path, date, suffix):
     path = tmp_path / f"a{suffix}"
     make_las(path)
     data = bytearray(path.read_bytes())
@@ -259,7 +250,7 @@ def test_the_creation_date_is_not_changed(
     assert unpack_from("<2H", copy.read_bytes(), 90) == date
 
 
-def test_an_error_of_lazrs_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_lazrs_names_the_file(tmp_path, monkeypatch):
     write_scaled(tmp_path / "a.las", "uint16", 0.01, np.full(50, 100))
     cloud = read_points(tmp_path / "a.las")
 
@@ -283,9 +274,7 @@ def cloud(**attributes: np.ndarray) -> PointCloud:
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".csv"])
-def test_intensities_and_colours_from_0_to_1_keep_their_differences(
-    suffix: str, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_intensities_and_colours_from_0_to_1_keep_their_differences(suffix, tmp_path, command):
     rng = np.random.default_rng(0)
     names = ("intensity", "red", "green", "blue")
     values = {name: rng.random(NUM).astype(np.float32) for name in names}
@@ -299,9 +288,7 @@ def test_intensities_and_colours_from_0_to_1_keep_their_differences(
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
-def test_colours_of_8_bits_are_multiplied_by_256_whatever_their_type(
-    dtype: type, tmp_path: Path
-) -> None:
+def test_colours_of_8_bits_are_multiplied_by_256_whatever_their_type(dtype, tmp_path):
     colour = np.append(200, np.arange(NUM - 1)).astype(dtype)
     write_points(tmp_path / "a.las", cloud(red=colour, green=colour // 2, blue=colour // 3))
     las = laspy.read(tmp_path / "a.las")
@@ -312,9 +299,7 @@ def test_colours_of_8_bits_are_multiplied_by_256_whatever_their_type(
     assert np.array_equal(laspy.read(tmp_path / "b.las").red, colour)
 
 
-def test_names_of_dimensions_match_whatever_their_case(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_names_of_dimensions_match_whatever_their_case(tmp_path, command):
     rows = np.column_stack([positions(NUM), np.arange(NUM) * 7, np.arange(NUM) % 5, np.arange(NUM)])
     names = "X Y Z Intensity Classification ReturnAngle"
     np.savetxt(tmp_path / "a.xyz", rows, fmt="%.2f", header=names, comments="//")
@@ -326,9 +311,7 @@ def test_names_of_dimensions_match_whatever_their_case(
     assert "ReturnAngle" in extra and not {"Intensity", "Classification"} & extra
 
 
-def test_values_that_las_cannot_hold_are_refused_before_any_work(
-    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_las_cannot_hold_are_refused_before_any_work(tmp_path, command, monkeypatch):
     monkeypatch.setattr("pointup.cli.upsample.files.run_passes", None)
     values = np.linspace(-2048, 2047, NUM).astype(np.int16)
     write_points(tmp_path / "a.ply", cloud(intensity=values))
@@ -339,9 +322,7 @@ def test_values_that_las_cannot_hold_are_refused_before_any_work(
     assert left_in(tmp_path) == ["a.ply"]
 
 
-def test_bytes_that_are_no_ascii_stay_in_header_and_records(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_bytes_that_are_no_ascii_stay_in_header_and_records(tmp_path, command):
     write_las(tmp_path / "a.las")
     content = bytearray((tmp_path / "a.las").read_bytes())
     software = "RiPROCESS\xae 1.8".encode("latin-1").ljust(32, b"\0")
@@ -355,7 +336,7 @@ def test_bytes_that_are_no_ascii_stay_in_header_and_records(
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_names_of_columns_keep_their_letters(tmp_path: Path, encoding: str) -> None:
+def test_names_of_columns_keep_their_letters(tmp_path, encoding):
     text = "x,y,z,H\u00f6he\n" + "".join(f"{i},{i * i % 7},0,{i}\n" for i in range(9))
     (tmp_path / "a.csv").write_bytes(text.encode(encoding))
     read = read_points(tmp_path / "a.csv")
@@ -364,7 +345,7 @@ def test_names_of_columns_keep_their_letters(tmp_path: Path, encoding: str) -> N
     assert (tmp_path / "b.csv").read_text(encoding="utf-8").startswith("x,y,z,H\u00f6he\n")
 
 
-def test_scan_angles_in_degrees_and_times_of_no_week_become_those_of_las(tmp_path: Path) -> None:
+def test_scan_angles_in_degrees_and_times_of_no_week_become_those_of_las(tmp_path):
     angle = np.linspace(-12.5, 12.5, 60)
     attributes = {"Scan Angle": angle, "GpsTime": 3e8 + np.arange(60)}
     write_points(tmp_path / "a.las", PointCloud(positions(60), attributes))
@@ -376,7 +357,7 @@ def test_scan_angles_in_degrees_and_times_of_no_week_become_those_of_las(tmp_pat
     assert np.array_equal(laspy.read(tmp_path / "b.las").scan_angle, raw["scan_angle"])
 
 
-def test_names_of_cloudcompare_are_those_of_las(tmp_path: Path) -> None:
+def test_names_of_cloudcompare_are_those_of_las(tmp_path):
     attributes = {"scalar_Classification": np.arange(60, dtype=np.float32) % 5}
     write_points(tmp_path / "a.las", PointCloud(positions(60), attributes))
     assert np.array_equal(laspy.read(tmp_path / "a.las").classification, np.arange(60) % 5)
@@ -388,8 +369,8 @@ def errors_in_las(points: np.ndarray, path: Path) -> np.ndarray:
 
 
 def test_a_point_far_from_all_others_moves_them_by_a_millimetre_at_most_and_is_noted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, caplog
+):
     points = positions(NUM) + np.random.default_rng(0).random((NUM, 3))
     points[7] = 0
     assert errors_in_las(points, tmp_path / "a.las").max() <= 0.001 + 1e-9
@@ -400,8 +381,8 @@ def test_a_point_far_from_all_others_moves_them_by_a_millimetre_at_most_and_is_n
 @pytest.mark.parametrize("extent", [0.004, 30, 20_000, 400_000, 2e6])
 @pytest.mark.parametrize("corner", [-7.3, 0.9, 5e5])
 def test_coordinates_keep_seven_digits_of_the_extent_and_a_survey_its_millimetres(
-    extent: float, corner: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    extent, corner, tmp_path, caplog
+):
     points = corner + extent * np.random.default_rng(0).random((NUM, 3))
     # New points may lie outside of the measured ones.
     like = PointCloud(np.append(points[:-2], [points.min(0), points.max(0)], axis=0))
@@ -413,14 +394,14 @@ def test_coordinates_keep_seven_digits_of_the_extent_and_a_survey_its_millimetre
     assert caplog.text == ""
 
 
-def test_millimetres_of_a_text_file_are_those_of_the_las_file(tmp_path: Path) -> None:
+def test_millimetres_of_a_text_file_are_those_of_the_las_file(tmp_path):
     points = positions(NUM) + np.arange(NUM)[:, None] / 1000
     assert errors_in_las(points, tmp_path / "a.las").max() < 2e-9
 
 
 @pytest.mark.parametrize("name", ["ScanAngleRank", "Scan_Angle_Rank", "scalar_Scan_Angle_Rank"])
 @pytest.mark.parametrize("dtype", [np.int8, np.int64, np.float32])
-def test_scan_angle_ranks_are_degrees(name: str, dtype: type, tmp_path: Path) -> None:
+def test_scan_angle_ranks_are_degrees(name, dtype, tmp_path):
     degrees = np.arange(NUM) - 30
     write_points(tmp_path / "a.las", cloud(**{name: degrees.astype(dtype)}))
     las = laspy.read(tmp_path / "a.las")
@@ -428,7 +409,7 @@ def test_scan_angle_ranks_are_degrees(name: str, dtype: type, tmp_path: Path) ->
     assert not list(las.point_format.extra_dimension_names)
 
 
-def test_columns_r_g_b_are_colours_and_r_alone_is_not(tmp_path: Path) -> None:
+def test_columns_r_g_b_are_colours_and_r_alone_is_not(tmp_path):
     header = "//X Y Z R G B"
     colours = np.arange(3 * NUM).reshape(NUM, 3)
     rows = np.column_stack([positions(NUM), colours])
@@ -441,7 +422,7 @@ def test_columns_r_g_b_are_colours_and_r_alone_is_not(tmp_path: Path) -> None:
     assert list(laspy.read(tmp_path / "b.las").point_format.extra_dimension_names) == ["r"]
 
 
-def test_points_without_return_numbers_are_only_returns(tmp_path: Path) -> None:
+def test_points_without_return_numbers_are_only_returns(tmp_path):
     def returns(**attributes: np.ndarray) -> tuple[list[int], list[int]]:
         write_points(tmp_path / "a.las", cloud(**attributes))
         las = laspy.read(tmp_path / "a.las")
@@ -458,16 +439,14 @@ def test_points_without_return_numbers_are_only_returns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "is_standard"), [(-4e7, True), (3e8, True), (0.0, False), (6e5, False)]
 )
-def test_times_before_or_after_a_week_are_standard_times(
-    first: float, is_standard: bool, tmp_path: Path
-) -> None:
+def test_times_before_or_after_a_week_are_standard_times(first, is_standard, tmp_path):
     # Adjusted standard times are seconds since 2011-09-14 00:01:46 UTC.
     write_points(tmp_path / "a.las", cloud(gps_time=first + np.arange(NUM)))
     kind = laspy.read(tmp_path / "a.las").header.global_encoding.gps_time_type
     assert kind == int(is_standard)
 
 
-def test_several_extra_bytes_records_are_read_as_one(tmp_path: Path) -> None:
+def test_several_extra_bytes_records_are_read_as_one(tmp_path):
     path = tmp_path / "a.las"
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.add_extra_dims([laspy.ExtraBytesParams(n, "uint8") for n in ("one", "two")])
@@ -483,7 +462,7 @@ def test_several_extra_bytes_records_are_read_as_one(tmp_path: Path) -> None:
     assert read_points(path).attributes["two"].tolist() == [7, 8, 9]
 
 
-def test_a_description_of_missing_extra_bytes_is_dropped(tmp_path: Path) -> None:
+def test_a_description_of_missing_extra_bytes_is_dropped(tmp_path):
     path = tmp_path / "a.las"
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.vlrs.extend([VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(b"height", 4))), WKT])
@@ -493,7 +472,7 @@ def test_a_description_of_missing_extra_bytes_is_dropped(tmp_path: Path) -> None
     assert raw_vlrs(tmp_path / "b.las") == {(b"LASF_Projection", 2112): WKT.record_data}
 
 
-def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path: Path) -> None:
+def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path):
     original, path = tmp_path / "a.las", tmp_path / "b.las"
     header = laspy.LasHeader(version="1.2", point_format=0)
     header.add_extra_dim(laspy.ExtraBytesParams("secret", "5u1"))
@@ -509,7 +488,7 @@ def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path: P
     assert after["parent"].tolist() == [0, 1, 2]
 
 
-def test_names_in_latin_1_are_read_and_their_bytes_are_kept(tmp_path: Path) -> None:
+def test_names_in_latin_1_are_read_and_their_bytes_are_kept(tmp_path):
     original, path = tmp_path / "a.las", tmp_path / "b.las"
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.add_extra_dim(laspy.ExtraBytesParams("H_he", "uint8", "in cm_"))
@@ -529,7 +508,7 @@ def test_names_in_latin_1_are_read_and_their_bytes_are_kept(tmp_path: Path) -> N
     assert read_points(path).attributes["parent"].tolist() == [0, 1, 2]
 
 
-def test_no_data_values_are_kept_and_stale_statistics_are_removed(tmp_path: Path) -> None:
+def test_no_data_values_are_kept_and_stale_statistics_are_removed(tmp_path):
     original, path = tmp_path / "a.las", tmp_path / "b.las"
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", no_data=[-99]))
@@ -546,14 +525,14 @@ def test_no_data_values_are_kept_and_stale_statistics_are_removed(tmp_path: Path
     assert height.max is None
 
 
-def test_a_scaled_float_is_not_rounded_to_an_integer(tmp_path: Path) -> None:
+def test_a_scaled_float_is_not_rounded_to_an_integer(tmp_path):
     values = np.random.default_rng(0).normal(size=50).astype(np.float32)
     write_scaled(tmp_path / "a.las", "float32", 1.0, values)
     write_points(tmp_path / "b.las", read_points(tmp_path / "a.las"))
     assert np.array_equal(laspy.read(tmp_path / "b.las").points.array["value"], values)
 
 
-def test_a_value_beyond_a_scaled_dimension_is_an_error_of_the_file(tmp_path: Path) -> None:
+def test_a_value_beyond_a_scaled_dimension_is_an_error_of_the_file(tmp_path):
     write_scaled(tmp_path / "a.las", "uint16", 0.01, np.full(50, 100))
     cloud = read_points(tmp_path / "a.las")
     cloud.attributes["value"] += 3000.0

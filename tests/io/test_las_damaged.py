@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from struct import pack_into, unpack_from
 
 import laspy
@@ -12,7 +10,7 @@ import lazrs
 import numpy as np
 import pytest
 from test_las import make_las
-from typed import Result, write_two_tiles
+from typed import write_two_tiles
 
 from pointup.errors import FileError
 from pointup.io.files import iter_points, read_first, read_points, write_points
@@ -68,9 +66,7 @@ DAMAGES_OF_LAZ = [damage_size_of_chunks, damage_count_of_chunks, damage_size_of_
     [(".las", damage) for damage in [*DAMAGES, damage_one_byte]]
     + [(".laz", damage) for damage in [*DAMAGES, *DAMAGES_OF_LAZ]],
 )
-def test_damaged_files_raise_one_line_with_the_name_and_the_remedy(
-    tmp_path: Path, suffix: str, damage: Callable[[bytearray], bytearray]
-) -> None:
+def test_damaged_files_raise_one_line_with_the_name_and_the_remedy(tmp_path, suffix, damage):
     path = tmp_path / f"survey{suffix}"
     make_las(path)
     path.write_bytes(damage(bytearray(path.read_bytes())))
@@ -83,9 +79,7 @@ def test_damaged_files_raise_one_line_with_the_name_and_the_remedy(
 
 # Nine layers of coordinates and flags, one of colours, and one for each of two extra bytes.
 @pytest.mark.parametrize("layer", [0, 8, 9, 10, 11])
-def test_a_layer_longer_than_its_chunk_is_reported_before_memory_is_allocated(
-    tmp_path: Path, layer: int
-) -> None:
+def test_a_layer_longer_than_its_chunk_is_reported_before_memory_is_allocated(tmp_path, layer):
     path = tmp_path / "a.laz"
     make_las(path)
     path.write_bytes(damage_size_of_a_layer(bytearray(path.read_bytes()), layer))
@@ -93,7 +87,7 @@ def test_a_layer_longer_than_its_chunk_is_reported_before_memory_is_allocated(
         next(iter_points(path))
 
 
-def test_the_first_points_are_read_without_a_look_at_later_chunks(tmp_path: Path) -> None:
+def test_the_first_points_are_read_without_a_look_at_later_chunks(tmp_path):
     path = tmp_path / "a.laz"
     make_las(path, count=50_010)
     whole = read_points(path)
@@ -115,7 +109,7 @@ def test_the_first_points_are_read_without_a_look_at_later_chunks(tmp_path: Path
         read_first(path, 3)
 
 
-def test_a_truncated_file_is_reported_before_its_first_points(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported_before_its_first_points(tmp_path):
     path = tmp_path / "a.las"
     make_las(path)
     path.write_bytes(path.read_bytes()[:-1])
@@ -123,7 +117,7 @@ def test_a_truncated_file_is_reported_before_its_first_points(tmp_path: Path) ->
         next(iter_points(path, chunk_size=10))
 
 
-def test_a_file_without_points_is_an_error(tmp_path: Path) -> None:
+def test_a_file_without_points_is_an_error(tmp_path):
     path = tmp_path / "a.las"
     with laspy.open(path, "w", header=laspy.LasHeader(version="1.4", point_format=6)):
         pass
@@ -131,7 +125,7 @@ def test_a_file_without_points_is_an_error(tmp_path: Path) -> None:
         read_points(path)
 
 
-def test_files_that_cannot_be_copied_exactly_are_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_copied_exactly_are_refused(tmp_path):
     make_las(tmp_path / "a.las", point_format=9)
     cloud = read_points(tmp_path / "a.las")
     with pytest.raises(FileError, match=r"waveforms can't be compressed exactly; name it \.las"):
@@ -141,9 +135,7 @@ def test_files_that_cannot_be_copied_exactly_are_refused(tmp_path: Path) -> None
         write_points(tmp_path / "b.las", cloud)
 
 
-def test_points_that_only_the_old_field_counts_are_not_taken_for_none(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_points_that_only_the_old_field_counts_are_not_taken_for_none(tmp_path, command):
     content = write_two_tiles(tmp_path / "in")
     pack_into("<I", content, 107, 400)
     pack_into("<Q", content, 247, 0)

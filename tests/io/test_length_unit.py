@@ -19,7 +19,6 @@ from pointup.io.length_unit import (
     METRE,
     MIXED,
     UNKNOWN,
-    LengthUnit,
     common_unit,
     different_systems,
     length_unit,
@@ -45,9 +44,7 @@ def las(path: Path, system: str | int | None) -> Path:
         (4978, "m", 1.0),
     ],
 )
-def test_the_unit_is_that_of_the_coordinate_system(
-    system: str | int, name: str, metres: float, tmp_path: Path
-) -> None:
+def test_the_unit_is_that_of_the_coordinate_system(system, name, metres, tmp_path):
     unit = length_unit(las(tmp_path / "a.las", system))
     assert unit.name == name and unit.metres == metres
     assert unit.of_metres(1) == pytest.approx(1 / metres)
@@ -63,14 +60,12 @@ def test_the_unit_is_that_of_the_coordinate_system(
         ({}, UNKNOWN),
     ],
 )
-def test_a_projection_without_a_code_is_not_taken_for_its_geographic_base(
-    units: dict[int, int], unit: LengthUnit, tmp_path: Path
-) -> None:
+def test_a_projection_without_a_code_is_not_taken_for_its_geographic_base(units, unit, tmp_path):
     write_with_keys(tmp_path / "a.las", {1024: 1, 2048: 4269, 3072: 32767, **units})
     assert length_unit(tmp_path / "a.las") == unit
 
 
-def test_angles_mixed_and_unknown_units_are_recognized(tmp_path: Path) -> None:
+def test_angles_mixed_and_unknown_units_are_recognized(tmp_path):
     for system in (4326, "EPSG:4807", "EPSG:4326+5773"):
         assert length_unit(las(tmp_path / "a.las", system)) == ANGLES
     assert length_unit(las(tmp_path / "b.las", "EPSG:32618+6360")) == MIXED
@@ -78,14 +73,14 @@ def test_angles_mixed_and_unknown_units_are_recognized(tmp_path: Path) -> None:
     assert length_unit(tmp_path / "d.ply") == UNKNOWN
 
 
-def test_lengths_are_printed_in_metres_and_in_the_unit() -> None:
+def test_lengths_are_printed_in_metres_and_in_the_unit():
     assert METRE.described(0.5) == "0.5 m"
     assert unit_of(0.3048).described(0.5) == "0.5 m (1.64 ft)"
     assert UNKNOWN.described(0.5) == "0.5 unit"
     assert unit_of(0.01).name == "unit of 0.01 m"
 
 
-def test_files_have_one_common_unit_or_the_exception_is_named(tmp_path: Path) -> None:
+def test_files_have_one_common_unit_or_the_exception_is_named(tmp_path):
     metres, feet = las(tmp_path / "m.las", 32618), las(tmp_path / "ft.las", 2994)
     unknown, degrees = tmp_path / "a.xyz", las(tmp_path / "deg.las", 4326)
     assert common_unit([unknown, metres, unknown]) == METRE
@@ -120,9 +115,7 @@ def write_with_keys(path: Path, keys: dict[int, int]) -> None:
         ({3072: 26915}, METRE),
     ],
 )
-def test_units_beside_the_code_of_a_projection_count(
-    keys: dict[int, int], unit: LengthUnit, tmp_path: Path
-) -> None:
+def test_units_beside_the_code_of_a_projection_count(keys, unit, tmp_path):
     write_with_keys(tmp_path / "a.las", keys)
     assert length_unit(tmp_path / "a.las") == unit
 
@@ -143,8 +136,8 @@ def test_units_beside_the_code_of_a_projection_count(
     ],
 )
 def test_keys_say_that_coordinates_are_geographic_or_geocentric_also_without_a_code(
-    keys: dict[int, int], unit: LengthUnit, is_geocentric: bool, tmp_path: Path
-) -> None:
+    keys, unit, is_geocentric, tmp_path
+):
     write_with_keys(tmp_path / "a.las", keys)
     assert length_unit(tmp_path / "a.las") == unit
     assert names_geocentric(tmp_path / "a.las") == is_geocentric
@@ -169,7 +162,7 @@ def geo_keys(values: dict[int, int]) -> laspy.VLR:
 
 # The north is first in EPSG:31467.
 @pytest.mark.parametrize("code", [25832, 2263, 31467])
-def test_a_system_is_the_same_however_a_header_writes_it(code: int, tmp_path: Path) -> None:
+def test_a_system_is_the_same_however_a_header_writes_it(code, tmp_path):
     system = CRS.from_epsg(code)
     gdal = system.to_wkt("WKT1_GDAL")
     plain = re.sub(r',(AUTHORITY\["[^"]*","[^"]*"\]|AXIS\[[^\]]*\])', "", gdal)
@@ -189,7 +182,7 @@ def test_a_system_is_the_same_however_a_header_writes_it(code: int, tmp_path: Pa
     assert all(len(different_systems([file, other])) == 2 for file in files)
 
 
-def test_systems_of_other_zones_datums_or_units_are_different(tmp_path: Path) -> None:
+def test_systems_of_other_zones_datums_or_units_are_different(tmp_path):
     codes = [25832, 25833, 32632, 2263, 32118, 4326, 4978]
     files = [write_las(tmp_path / f"{code}.las", wkt(CRS(code).to_wkt())) for code in codes]
     found = different_systems([*files, *files])
@@ -198,7 +191,7 @@ def test_systems_of_other_zones_datums_or_units_are_different(tmp_path: Path) ->
     }
 
 
-def test_files_without_a_known_system_are_left_out(tmp_path: Path) -> None:
+def test_files_without_a_known_system_are_left_out(tmp_path):
     damaged = tmp_path / "damaged.las"
     damaged.write_bytes(b"no header")
     files = [
@@ -213,7 +206,7 @@ def test_files_without_a_known_system_are_left_out(tmp_path: Path) -> None:
     assert different_systems(files) == {}
 
 
-def test_an_unknown_datum_is_any_on_its_ellipsoid(tmp_path: Path) -> None:
+def test_an_unknown_datum_is_any_on_its_ellipsoid(tmp_path):
     unknown = CRS("+proj=utm +zone=32 +ellps=GRS80 +type=crs").to_wkt()
     files = [
         write_las(tmp_path / "a.las", wkt(unknown)),

@@ -1,9 +1,5 @@
 """Mesh files: triangles of all formats, and one-line errors for what can't be read."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import trimesh
@@ -27,18 +23,18 @@ MESH_PLY = (
 
 
 @pytest.mark.parametrize("suffix", [".off", ".obj", ".stl", ".ply"])
-def test_meshes_of_every_format_are_surfaces(tmp_path: Path, suffix: str) -> None:
+def test_meshes_of_every_format_are_surfaces(tmp_path, suffix):
     trimesh.creation.box(extents=(1, 2, 3)).export(tmp_path / f"a{suffix}")
     surface = read_mesh(tmp_path / f"a{suffix}")
     assert surface.area == pytest.approx(22)
 
 
-def test_polygons_are_triangulated(tmp_path: Path) -> None:
+def test_polygons_are_triangulated(tmp_path):
     (tmp_path / "a.off").write_text("OFF\n4 1 0\n0 0 0\n2 0 0\n2 2 0\n0 2 0\n4 0 1 2 3\n")
     assert read_mesh(tmp_path / "a.off").area == pytest.approx(4)
 
 
-def test_off_faces_may_have_different_numbers_of_corners(tmp_path: Path) -> None:
+def test_off_faces_may_have_different_numbers_of_corners(tmp_path):
     # A house of 2 x 2 with a gable of height 1, a triangle and a square beside it.
     corners = "0 0 0\n2 0 0\n2 2 0\n1 3 0\n0 2 0\n4 0 0\n4 2 0\n"
     faces = "5 0 1 2 3 4\n4 1 5 6 2 255 0 0\n3 2 6 3\n"
@@ -49,7 +45,7 @@ def test_off_faces_may_have_different_numbers_of_corners(tmp_path: Path) -> None
     assert (surface.sample(99, np.random.default_rng(0))[1][:, 2] > 0.99).all()
 
 
-def test_comments_in_off_files_are_no_part_of_the_mesh(tmp_path: Path) -> None:
+def test_comments_in_off_files_are_no_part_of_the_mesh(tmp_path):
     trimesh.creation.box(extents=(1, 1, 1)).export(tmp_path / "a.off")
     bare = read_mesh(tmp_path / "a.off")
     assert bare.faces.shape == (12, 3) and bare.area == pytest.approx(6)
@@ -66,12 +62,12 @@ def test_comments_in_off_files_are_no_part_of_the_mesh(tmp_path: Path) -> None:
         assert np.array_equal(commented.vertices, bare.vertices)
 
 
-def test_binary_ply_faces_may_have_different_numbers_of_corners(tmp_path: Path) -> None:
+def test_binary_ply_faces_may_have_different_numbers_of_corners(tmp_path):
     (tmp_path / "a.ply").write_bytes(MESH_PLY)
     assert read_mesh(tmp_path / "a.ply").area == pytest.approx(5)
 
 
-def test_negative_indices_of_obj_faces_count_from_their_line(tmp_path: Path) -> None:
+def test_negative_indices_of_obj_faces_count_from_their_line(tmp_path):
     square = "v 0 0 {z} # comment\nv 1 0 {z}\nv 1 1 {z}\nv 0 1 {z}\nf -4//1 -3//1 -2//1 -1//1 # c\n"
     (tmp_path / "a.obj").write_text("vn 0 0 1\n" + square.format(z=0) + square.format(z=5))
     surface = read_mesh(tmp_path / "a.obj")
@@ -96,7 +92,7 @@ def test_negative_indices_of_obj_faces_count_from_their_line(tmp_path: Path) -> 
         ("a.gltf", b"{}", r"unknown extension '\.gltf'; known are \.off \.obj \.stl \.ply"),
     ],
 )
-def test_bad_meshes_are_an_error(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_bad_meshes_are_an_error(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(FileError, match=rf"{name}: .*{message}"):
         read_mesh(tmp_path / name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyproj
 import pytest
 from las_files import write_las
 from tile_row import write_tiles
-from typed import Result, digest, is_one_line
+from typed import digest, is_one_line
 
 from pointup.cli.input_files import find_inputs
 from pointup.errors import FileError
@@ -64,7 +63,7 @@ def read_by_other_rules(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("system", [32632, 2992])
-def test_a_list_tells_what_the_files_hold(system: int, tmp_path: Path) -> None:
+def test_a_list_tells_what_the_files_hold(system, tmp_path):
     rng = np.random.default_rng(0)
     files = []
     for number, name in enumerate(("a.laz", "sub/b.las")):
@@ -93,14 +92,14 @@ def test_a_list_tells_what_the_files_hold(system: int, tmp_path: Path) -> None:
     assert files_of(listed) == files
 
 
-def test_a_list_of_files_without_a_known_system_keeps_their_coordinates(tmp_path: Path) -> None:
+def test_a_list_of_files_without_a_known_system_keeps_their_coordinates(tmp_path):
     path = write_las(tmp_path / "a.las", np.arange(9.0).reshape(3, 3) * 500, offset=np.zeros(3))
     write_virtual_cloud(tmp_path / "a.vpc", [path])
     (found,) = read_by_other_rules(tmp_path / "a.vpc")
     assert found["crs"] == "" and found["degrees"] == found["bbox"]
 
 
-def test_names_are_relative_to_the_list_or_whole_and_overviews_are_no_data(tmp_path: Path) -> None:
+def test_names_are_relative_to_the_list_or_whole_and_overviews_are_no_data(tmp_path):
     for name in ("a.laz", "with space.laz", "c.laz", "d.laz"):
         (tmp_path / name).touch()
     (tmp_path / "lists").mkdir()
@@ -136,18 +135,14 @@ def test_names_are_relative_to_the_list_or_whole_and_overviews_are_no_data(tmp_p
         ),
     ],
 )
-def test_a_list_that_names_no_local_files_is_refused(
-    content: str, message: str, tmp_path: Path
-) -> None:
+def test_a_list_that_names_no_local_files_is_refused(content, message, tmp_path):
     (tmp_path / "a.vpc").write_text(content)
     with pytest.raises(FileError, match=message) as raised:
         files_of(tmp_path / "a.vpc")
     assert str(raised.value).startswith(str(tmp_path / "a.vpc")) and "\n" not in str(raised.value)
 
 
-def test_a_list_is_upsampled_as_the_folder_of_its_files_and_lists_the_output(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_a_list_is_upsampled_as_the_folder_of_its_files_and_lists_the_output(tmp_path, command):
     tiles = write_tiles(tmp_path / "tiles")
     listed = tmp_path / "lists" / "row.vpc"
     listed.parent.mkdir()
@@ -164,7 +159,7 @@ def test_a_list_is_upsampled_as_the_folder_of_its_files_and_lists_the_output(
     assert result.status == 1 and is_one_line(result.err) and "3 of its 3 files" in result.err
 
 
-def test_the_files_of_a_list_are_one_survey_to_evaluate(tmp_path: Path) -> None:
+def test_the_files_of_a_list_are_one_survey_to_evaluate(tmp_path):
     files = sorted(write_tiles(tmp_path / "tiles").iterdir())
     write_virtual_cloud(tmp_path / "row.vpc", files)
     survey = read_survey(tmp_path / "row.vpc")

@@ -1,7 +1,5 @@
 """Attention: its equation, blocks, recomputation and hand-written derivatives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from test_model import as_if_trained, packed
@@ -10,7 +8,7 @@ from pointup.model.attention import RelativeAttention
 from pointup.model.offsets import encode_positions, offset_along
 
 
-def test_attention_equals_its_equation() -> None:
+def test_attention_equals_its_equation():
     torch.manual_seed(0)
     heads, dim, hidden = 2, 3, 4
     layer = RelativeAttention(6, heads, hidden, concat=True, beta=False, dropout=0.0)
@@ -38,9 +36,7 @@ def test_attention_equals_its_equation() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_blocks_and_recomputation_do_not_change_results(
-    dropout: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_and_recomputation_do_not_change_results(dropout, monkeypatch):
     pos, ptr = packed(40, 3)
     results = []
     for children_kept, points_per_block in ((10**6, 16), (0, 16)):
@@ -61,7 +57,7 @@ def test_blocks_and_recomputation_do_not_change_results(
         torch.testing.assert_close(as_if_trained()(pos, ptr, 2.0).candidates, results[0][0])
 
 
-def test_handwritten_derivatives_equal_finite_differences() -> None:
+def test_handwritten_derivatives_equal_finite_differences():
     torch.manual_seed(0)
     layer = RelativeAttention(4, 2, 3, concat=True, beta=True, dropout=0.0).double()
     missing = torch.zeros(3, 2, dtype=torch.bool)

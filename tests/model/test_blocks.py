@@ -41,9 +41,7 @@ def model_of(**options: Any) -> Upsampler:
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS])
-def test_recomputed_and_kept_intermediates_give_the_same_gradients(
-    options: dict[str, Any],
-) -> None:
+def test_recomputed_and_kept_intermediates_give_the_same_gradients(options):
     model = model_of(**options)
     with mock.patch("pointup.model.children.points_per_block", lambda device: 40):
         again, kept = gradients(model, recompute=True), gradients(model, recompute=False)
@@ -55,8 +53,8 @@ def test_recomputed_and_kept_intermediates_give_the_same_gradients(
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.floats(0, 1), st.integers())
 def test_gradients_are_right_for_any_slots_with_a_gradient(
-    num_points: int, num_slots: int, block_size: int, share: float, seed: int
-) -> None:
+    num_points, num_slots, block_size, share, seed
+):
     random = torch.Generator().manual_seed(seed % 2**31)
     table, by_slot = torch.randn(2, 6, 3, generator=random).requires_grad_().unbind(0)
     rows = torch.randn(num_points, 3, generator=random).requires_grad_()
@@ -97,7 +95,7 @@ def test_gradients_are_right_for_any_slots_with_a_gradient(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_only_slots_with_a_gradient_are_recomputed() -> None:
+def test_only_slots_with_a_gradient_are_recomputed():
     computed: list[int] = []
 
     def work(block: Block, slots: Tensor) -> Tensor:
@@ -137,7 +135,7 @@ class SumsOfRows(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_gradient_of_a_table_in_16_bits_is_summed_in_float32() -> None:
+def test_the_gradient_of_a_table_in_16_bits_is_summed_in_float32():
     # The CPU does so even where it adds to 16 bits, so that no value tells.
     table = torch.randn(5, 3, dtype=torch.bfloat16, requires_grad=True)
     index = torch.randint(5, (4, 2))
@@ -149,7 +147,7 @@ def test_the_gradient_of_a_table_in_16_bits_is_summed_in_float32() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_nothing_is_recorded_where_no_backward_pass_can_follow(mode: Any) -> None:
+def test_nothing_is_recorded_where_no_backward_pass_can_follow(mode):
     weight, is_recorded = torch.ones(3, requires_grad=True), []
 
     def work(block: Block, rows: Tensor) -> Tensor:

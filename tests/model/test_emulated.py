@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import wavy_pair
 from forest_options import FOREST
-from sheets import StoreMaker, sheet, upsample_in_blocks
+from sheets import sheet, upsample_in_blocks
 from test_model import as_if_trained
 from torch import Tensor
 from torch_geometric.data import Batch
@@ -98,13 +98,8 @@ def step(
     ],
 )
 def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
-    options: dict[str, Any],
-    loss: LossConfig,
-    recompute: bool | None,
-    ratio: float | None,
-    normals: bool,
-    tmp_path: Path,
-) -> None:
+    options, loss, recompute, ratio, normals, tmp_path
+):
     batch = batch_of(tmp_path, [60, 35, 90, 8], normals)
     model, there = as_if_trained(**options), as_if_trained(**options).to(DEVICE)
     model.recompute = there.recompute = recompute
@@ -118,9 +113,7 @@ def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
 
 
 @needs_device
-def test_without_float64_a_step_has_the_losses_of_the_cpu_and_pairs_are_measured(
-    tmp_path: Path,
-) -> None:
+def test_without_float64_a_step_has_the_losses_of_the_cpu_and_pairs_are_measured(tmp_path):
     batch, loss = batch_of(tmp_path, [40, 25]), LossConfig()
     expected = step(as_if_trained(), batch, CPU, None, loss)[0]
     model = as_if_trained().to(DEVICE)
@@ -140,7 +133,7 @@ def test_without_float64_a_step_has_the_losses_of_the_cpu_and_pairs_are_measured
 
 @needs_device
 @slow
-def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
+def test_a_cloud_is_upsampled_as_on_the_cpu():
     rng = np.random.default_rng(0)
     points = np.column_stack([rng.random((600, 2)), np.zeros(600)]) + np.array([5e5, 4e6, 0])
     expected = upsample(points, 3.0, model=as_if_trained(), device="cpu")
@@ -151,9 +144,7 @@ def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
 
 
 @needs_device
-def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(
-    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(make_store, monkeypatch):
     model, options = as_if_trained(), UpsampleOptions(ratio=3.0)
 
     def upsampled(device: torch.device, tile: float | None = None) -> np.ndarray:
@@ -175,7 +166,7 @@ def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(
 
 
 @needs_device
-def test_what_the_host_knew_it_still_knows_on_the_device() -> None:
+def test_what_the_host_knew_it_still_knows_on_the_device():
     ptr = torch.tensor([0, 3, 8])
     with recorded_waits([]) as waits:
         moved = to_device(ptr, DEVICE)

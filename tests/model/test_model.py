@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def packed(*sizes: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, 4.0, 7.3])
-def test_the_untrained_model_equals_the_midpoint_baseline(ratio: float) -> None:
+def test_the_untrained_model_equals_the_midpoint_baseline(ratio):
     pos, ptr = packed(60, 0, 3, 100)
     # With 12 neighbours none lies beyond a gap.
     output = Upsampler(**SMALL | {"k": 12})(pos, ptr, ratio)
@@ -68,9 +67,7 @@ def test_the_untrained_model_equals_the_midpoint_baseline(ratio: float) -> None:
     )
 )
 @settings(max_examples=10, deadline=None)
-def test_clouds_with_different_ratios_are_upsampled_as_if_alone(
-    clouds: list[tuple[int, float]],
-) -> None:
+def test_clouds_with_different_ratios_are_upsampled_as_if_alone(clouds):
     sizes, ratios = zip(*clouds, strict=True)
     pos, ptr = packed(*sizes)
     model = as_if_trained()
@@ -95,9 +92,7 @@ def test_clouds_with_different_ratios_are_upsampled_as_if_alone(
         assert (of_parent == output.pos[made].unsqueeze(1)).all(2).any(1).all()
 
 
-def test_clouds_with_the_same_number_of_slots_are_expanded_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clouds_with_the_same_number_of_slots_are_expanded_together(monkeypatch):
     pos, ptr = packed(*[20] * 6)
     model, calls = as_if_trained(), []
     real = model.place_children
@@ -106,7 +101,7 @@ def test_clouds_with_the_same_number_of_slots_are_expanded_together(
     assert calls == [slice(0, 60), slice(60, 120)]
 
 
-def test_moving_and_scaling_the_input_moves_and_scales_the_output() -> None:
+def test_moving_and_scaling_the_input_moves_and_scales_the_output():
     pos, ptr = packed(80)
     model = as_if_trained()
     # Powers of two and a shift by few bits change only the exponents of float32 arithmetic.
@@ -123,7 +118,7 @@ def midpoint_candidates(pos: Tensor, ptr: Tensor) -> Tensor:
     return Upsampler(**SMALL)(pos, ptr, 4.0).candidates
 
 
-def test_the_order_of_the_points_does_not_matter() -> None:
+def test_the_order_of_the_points_does_not_matter():
     pos, ptr = packed(70)
     shuffled = torch.randperm(70, generator=torch.Generator().manual_seed(3))
     model = as_if_trained()
@@ -132,9 +127,7 @@ def test_the_order_of_the_points_does_not_matter() -> None:
     torch.testing.assert_close(first[shuffled], second, atol=1e-5, rtol=0)
 
 
-def test_the_sign_of_normals_does_not_matter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_sign_of_normals_does_not_matter(monkeypatch):
     model = as_if_trained()
     pos, ptr = packed(40, 60)
     expected = model(pos, ptr, 3.0)
@@ -147,7 +140,7 @@ def test_the_sign_of_normals_does_not_matter(
     torch.testing.assert_close(model(pos, ptr, 3.0).pos, expected.pos, rtol=1e-4, atol=1e-5)
 
 
-def test_points_of_a_plane_stay_on_the_plane_for_any_weights() -> None:
+def test_points_of_a_plane_stay_on_the_plane_for_any_weights():
     pos, ptr = packed(60)
     pos[:, 2] = 0.25 * pos[:, 0] - 0.5 * pos[:, 1]
     candidates = as_if_trained()(pos, ptr, 4.0).candidates
@@ -156,7 +149,7 @@ def test_points_of_a_plane_stay_on_the_plane_for_any_weights() -> None:
     assert off_plane.abs().max() < 1e-5
 
 
-def test_the_parent_of_an_output_point_is_its_input_point() -> None:
+def test_the_parent_of_an_output_point_is_its_input_point():
     pos, ptr = packed(50, 60)
     output = Upsampler(**SMALL)(pos, ptr, 2.0)
     # Untrained children lie halfway to a neighbour among the four nearest.
@@ -165,7 +158,7 @@ def test_the_parent_of_an_output_point_is_its_input_point() -> None:
     assert (output.parent[output.ptr[1] :] >= 50).all()
 
 
-def test_empty_clouds_single_points_and_duplicates_have_finite_output() -> None:
+def test_empty_clouds_single_points_and_duplicates_have_finite_output():
     pos = torch.cat([torch.zeros(20, 3), torch.ones(1, 3), surface_points(30)])
     ptr = torch.tensor([0, 20, 20, 21, 51])
     output = as_if_trained()(pos, ptr, 4.0)
@@ -183,7 +176,7 @@ def test_empty_clouds_single_points_and_duplicates_have_finite_output() -> None:
         ([0, 100], r"ptr is a list: must be a tensor"),
     ],
 )
-def test_a_ptr_that_does_not_fit_the_points_is_refused(ptr: Tensor, message: str) -> None:
+def test_a_ptr_that_does_not_fit_the_points_is_refused(ptr, message):
     with pytest.raises(ValueError, match=message):
         as_if_trained()(torch.rand(100, 3), ptr, 2.0)
 
@@ -197,20 +190,20 @@ def test_a_ptr_that_does_not_fit_the_points_is_refused(ptr: Tensor, message: str
         (torch.tensor([[2.0], [3.0]]), r"ratio of shape \(2, 1\) for 2 clouds"),
     ],
 )
-def test_a_ratio_that_does_not_fit_the_clouds_is_refused(ratio: Tensor, message: str) -> None:
+def test_a_ratio_that_does_not_fit_the_clouds_is_refused(ratio, message):
     pos, ptr = packed(50, 40)
     with pytest.raises(ValueError, match=message):
         as_if_trained()(pos, ptr, ratio)
 
 
-def test_an_empty_batch_can_be_propagated_backward() -> None:
+def test_an_empty_batch_can_be_propagated_backward():
     model = as_if_trained()
     output = model(torch.empty(0, 3), torch.tensor([0, 0, 0]), 4.0)
     output.pos.sum().backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 
 
-def test_every_weight_has_a_gradient_and_all_are_finite() -> None:
+def test_every_weight_has_a_gradient_and_all_are_finite():
     model = as_if_trained()
     pos, ptr = packed(40, 3)
     output = model(pos, ptr, 4.0)
@@ -233,7 +226,7 @@ def test_every_weight_has_a_gradient_and_all_are_finite() -> None:
         {"dropout": 0.5},
     ],
 )
-def test_each_option_gives_a_model_that_works(options: dict[str, object]) -> None:
+def test_each_option_gives_a_model_that_works(options):
     pos, ptr = packed(30, 20)
     output = as_if_trained(**options).train()(pos, ptr, 2.5)
     assert output.ptr.tolist() == [0, 75, 125]
@@ -258,12 +251,12 @@ def test_each_option_gives_a_model_that_works(options: dict[str, object]) -> Non
         ({"concat": "no"}, "concat is 'no'; it must be true or false"),
     ],
 )
-def test_an_impossible_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
+def test_an_impossible_option_is_refused_by_name(options, message):
     with pytest.raises((ValueError, ModelError), match=message):
         Upsampler(**options)
 
 
-def test_features_of_points_differ_before_training() -> None:
+def test_features_of_points_differ_before_training():
     model = Upsampler()
     inputs: list[Tensor] = []
     model.pull_norm.register_forward_hook(lambda *call: inputs.append(call[2].flatten(0, 1)))
@@ -273,7 +266,7 @@ def test_features_of_points_differ_before_training() -> None:
     assert features.std(0).norm() > features.mean(0).norm()
 
 
-def test_dense_places_stay_dense_where_the_model_predicts_it() -> None:
+def test_dense_places_stay_dense_where_the_model_predicts_it():
     torch.manual_seed(0)
     left, right = torch.rand(600, 3) * torch.tensor([1, 1, 0]), torch.rand(150, 3)
     pos = torch.cat([left, right * torch.tensor([1, 1, 0]) + torch.tensor([1, 0, 0])])
@@ -291,7 +284,7 @@ def test_dense_places_stay_dense_where_the_model_predicts_it() -> None:
     assert num_left[0] < 2000 and num_left[1] > 2250
 
 
-def test_quotas_of_a_cloud_sum_to_one_and_train_their_own_weights_only() -> None:
+def test_quotas_of_a_cloud_sum_to_one_and_train_their_own_weights_only():
     model = as_if_trained()
     pos, ptr = packed(40, 3)
     quotas = model(pos, ptr, 4.0).log_quotas
@@ -306,7 +299,7 @@ def test_quotas_of_a_cloud_sum_to_one_and_train_their_own_weights_only() -> None
     assert learns == {name for name, _ in model.named_parameters() if name.startswith("quota")}
 
 
-def test_quotas_depend_on_gaps_and_not_on_the_unit_of_length() -> None:
+def test_quotas_depend_on_gaps_and_not_on_the_unit_of_length():
     pos = torch.rand(300, 3) * torch.tensor([1, 1, 0])
     ptr, model = torch.tensor([0, 300]), Upsampler()
     with torch.no_grad():
@@ -319,7 +312,7 @@ def test_quotas_depend_on_gaps_and_not_on_the_unit_of_length() -> None:
     torch.testing.assert_close(quotas.exp(), expected / expected.sum(), rtol=1e-3, atol=0)
 
 
-def test_runs_of_equal_slots_cover_the_points_in_order() -> None:
+def test_runs_of_equal_slots_cover_the_points_in_order():
     ptr = torch.tensor([0, 4, 4, 9, 12])
     assert same_number_of_slots(torch.tensor([8, 8, 3, 8]), ptr) == [
         (8, slice(0, 4)),
@@ -336,9 +329,7 @@ def float64_by_default() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("options", [{}, FOREST])
-def test_models_are_made_loaded_and_applied_whatever_the_default_dtype(
-    options: dict[str, object], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_models_are_made_loaded_and_applied_whatever_the_default_dtype(options, tmp_path, request):
     model, points = as_if_trained(**options), packed(60)[0].numpy()
     expected = upsample(points, 2.5, model=model)
     model.save_pretrained(tmp_path)
@@ -348,7 +339,7 @@ def test_models_are_made_loaded_and_applied_whatever_the_default_dtype(
 
 
 @pytest.mark.usefixtures("float64_by_default")
-def test_batches_are_float32_and_are_trained_on_whatever_the_default_dtype() -> None:
+def test_batches_are_float32_and_are_trained_on_whatever_the_default_dtype():
     pos = packed(40)[0].float()
     samples = [
         Data(pos=pos, target=pos, name=name, index=0, **more)
@@ -362,9 +353,7 @@ def test_batches_are_float32_and_are_trained_on_whatever_the_default_dtype() -> 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("autocast", [True, False])
-def test_points_of_another_floating_dtype_are_cast_to_float32(
-    dtype: torch.dtype, autocast: bool
-) -> None:
+def test_points_of_another_floating_dtype_are_cast_to_float32(dtype, autocast):
     model, (pos, ptr) = as_if_trained(), packed(60)
     pos = pos.to(dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -373,7 +362,7 @@ def test_points_of_another_floating_dtype_are_cast_to_float32(
     assert torch.equal(made.pos, expected.pos)
 
 
-def test_coordinates_are_described_outside_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinates_are_described_outside_autocast(monkeypatch):
     seen = []
 
     def recorded(*values: Tensor) -> LocalGeometry:
@@ -389,7 +378,7 @@ def test_coordinates_are_described_outside_autocast(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "pos", [torch.zeros(9, 6), torch.zeros(9), torch.zeros(9, 3, dtype=torch.int64)]
 )
-def test_points_that_are_not_three_floats_each_are_refused(pos: torch.Tensor) -> None:
+def test_points_that_are_not_three_floats_each_are_refused(pos):
     with pytest.raises(
         ValueError, match=r"^points \(9,.*\) of torch\..*: must be \(N, 3\) float32"
     ):

@@ -33,7 +33,7 @@ BAD_CONFIGS: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.fixture
-def change(model_directory: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+def change(model_directory, tmp_path) -> Callable[[dict[str, Any]], Path]:
     """A copy of the small model with another config.json."""
 
     def copy(options: dict[str, Any]) -> Path:
@@ -49,7 +49,7 @@ def change(model_directory: Path, tmp_path: Path) -> Callable[[dict[str, Any]], 
 
 
 @pytest.mark.parametrize("case", BAD_CONFIGS)
-def test_a_damaged_config_is_an_error_in_one_line(tmp_path: Path, case: str) -> None:
+def test_a_damaged_config_is_an_error_in_one_line(tmp_path, case):
     content, message = BAD_CONFIGS[case]
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=message) as raised:
@@ -57,14 +57,12 @@ def test_a_damaged_config_is_an_error_in_one_line(tmp_path: Path, case: str) -> 
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
 
 
-def test_an_option_out_of_range_is_an_error_that_names_it(change: Callable[..., Path]) -> None:
+def test_an_option_out_of_range_is_an_error_that_names_it(change):
     with pytest.raises(ModelError, match=r"config\.json: .*model\.k is 1\.5; it must be a whole"):
         Upsampler.from_pretrained(change({"k": 1.5}))
 
 
-def test_a_missing_option_takes_its_default(
-    change: Callable[..., Path], model_directory: Path
-) -> None:
+def test_a_missing_option_takes_its_default(change, model_directory):
     whole = Upsampler.from_pretrained(model_directory)
     older = Upsampler.from_pretrained(change({"relaxation_steps": "left out", "beta": "left out"}))
     assert older.config == whole.config
@@ -72,18 +70,14 @@ def test_a_missing_option_takes_its_default(
         assert torch.equal(older.state_dict()[name], values)
 
 
-def test_an_option_of_a_newer_version_is_ignored_with_a_warning(
-    change: Callable[..., Path], model_directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_option_of_a_newer_version_is_ignored_with_a_warning(change, model_directory, caplog):
     newer = Upsampler.from_pretrained(change({"colour_head": 3, "token": "a", "model_id": "b/c"}))
     assert newer.config == Upsampler.from_pretrained(model_directory).config
     (record,) = caplog.records
     assert "doesn't know: colour_head, model_id, token; ignored" in record.getMessage()
 
 
-def test_options_of_another_size_are_refused_before_a_network_is_built(
-    change: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_another_size_are_refused_before_a_network_is_built(change, monkeypatch):
     monkeypatch.setattr(Upsampler, "to_empty", None)
     largest = {"feature_dim": 4096, "position_hidden": 4096, "num_layers": 4}
     for options in (largest, {"num_layers": 5}):
@@ -92,7 +86,7 @@ def test_options_of_another_size_are_refused_before_a_network_is_built(
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_pipe_is_no_file_of_a_model(name: str, change: Callable[..., Path]) -> None:
+def test_a_pipe_is_no_file_of_a_model(name, change):
     copy = change({})
     (copy / name).unlink()
     os.mkfifo(copy / name)
@@ -102,14 +96,12 @@ def test_a_pipe_is_no_file_of_a_model(name: str, change: Callable[..., Path]) ->
         Upsampler.from_pretrained(copy / name)
 
 
-def test_an_unknown_argument_is_an_error(model_directory: Path) -> None:
+def test_an_unknown_argument_is_an_error(model_directory):
     with pytest.raises(ModelError, match="unknown model option: colour"):
         Upsampler.from_pretrained(model_directory, colour=3)
 
 
-def test_a_given_option_out_of_range_is_named_and_not_blamed_on_the_weights(
-    model_directory: Path,
-) -> None:
+def test_a_given_option_out_of_range_is_named_and_not_blamed_on_the_weights(model_directory):
     assert Upsampler.from_pretrained(model_directory, dropout=0.5).config.dropout == 0.5
     message = rf"{model_directory}: with the given options, model\.dropout is 2\.0; it must be"
     with pytest.raises(ModelError, match=message):
@@ -117,8 +109,8 @@ def test_a_given_option_out_of_range_is_named_and_not_blamed_on_the_weights(
 
 
 def test_a_path_means_a_directory_even_if_an_included_model_has_its_name(
-    tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, model_directory, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for missing in ("shapes", "owner/name"):
         with pytest.raises(ModelError, match=rf"^{missing}: no such directory; give the name"):
@@ -142,9 +134,7 @@ def test_a_path_means_a_directory_even_if_an_included_model_has_its_name(
         ),
     ],
 )
-def test_a_name_without_a_slash_is_never_looked_up_on_the_hub(
-    name: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_without_a_slash_is_never_looked_up_on_the_hub(name, message, monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a request was sent to the Hub")
 
@@ -153,7 +143,7 @@ def test_a_name_without_a_slash_is_never_looked_up_on_the_hub(
         Upsampler.from_pretrained(name)
 
 
-def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
+def test_a_saved_model_loads_and_gives_the_same_points(tmp_path):
     model = as_if_trained()
     model.save_pretrained(tmp_path / "model")
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
@@ -165,7 +155,7 @@ def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
     assert torch.equal(model(pos, ptr, 4.0).pos, loaded(pos, ptr, 4.0).pos)
 
 
-def test_a_file_of_a_model_is_refused_with_its_directory(model_directory: Path) -> None:
+def test_a_file_of_a_model_is_refused_with_its_directory(model_directory):
     file = model_directory / "model.safetensors"
     for given in (file, str(file)):
         with pytest.raises(
@@ -174,7 +164,7 @@ def test_a_file_of_a_model_is_refused_with_its_directory(model_directory: Path) 
             Upsampler.from_pretrained(given)
 
 
-def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
+def test_an_error_about_a_directory_without_a_model_names_it(tmp_path):
     with pytest.raises(ModelError, match=r"neither an included model .*a model directory"):
         Upsampler.from_pretrained(tmp_path)
     as_if_trained().save_pretrained(tmp_path / "model")
@@ -190,9 +180,7 @@ def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> 
         Upsampler.from_pretrained(tmp_path / "model")
 
 
-def test_a_run_directory_is_refused_with_the_place_of_its_model(
-    tmp_path: Path, model_directory: Path
-) -> None:
+def test_a_run_directory_is_refused_with_the_place_of_its_model(tmp_path, model_directory):
     shutil.copytree(model_directory, tmp_path / "model")
     (tmp_path / "config.json").write_text('{"data": [], "model": {"k": 6}}')
     message = rf"{tmp_path}: is the directory of a run; its model is {tmp_path}/model"
@@ -200,16 +188,14 @@ def test_a_run_directory_is_refused_with_the_place_of_its_model(
         Upsampler.from_pretrained(tmp_path)
 
 
-def test_the_card_of_a_saved_model_states_no_licence_and_asks_for_one(tmp_path: Path) -> None:
+def test_the_card_of_a_saved_model_states_no_licence_and_asks_for_one(tmp_path):
     as_if_trained().save_pretrained(tmp_path)
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.license is None and card.data.library_name == "pointup"
     assert "set `license` at the top of this file" in card.text
 
 
-def test_a_model_that_was_never_saved_can_be_loaded_after_its_upload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_was_never_saved_can_be_loaded_after_its_upload(tmp_path, monkeypatch):
     model = as_if_trained()
     with local_hub(monkeypatch) as hub:
         model.push_to_hub("me/wavy")
@@ -218,9 +204,7 @@ def test_a_model_that_was_never_saved_can_be_loaded_after_its_upload(
     assert Upsampler.from_pretrained(tmp_path).config == model.config
 
 
-def test_an_included_model_keeps_its_card_when_it_is_uploaded_or_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_included_model_keeps_its_card_when_it_is_uploaded_or_saved(tmp_path, monkeypatch):
     card = (WEIGHTS / "forest" / "README.md").read_bytes()
     with local_hub(monkeypatch) as hub:
         Upsampler.from_pretrained("forest").push_to_hub("me/x")
@@ -229,9 +213,7 @@ def test_an_included_model_keeps_its_card_when_it_is_uploaded_or_saved(
     assert (tmp_path / "README.md").read_bytes() == card
 
 
-def test_a_model_that_was_changed_after_loading_gets_a_new_card(
-    model_directory: Path, tmp_path: Path
-) -> None:
+def test_a_model_that_was_changed_after_loading_gets_a_new_card(model_directory, tmp_path):
     source = shutil.copytree(model_directory, tmp_path / "source")
     (source / "README.md").write_bytes(b"# Mine \xff")
     trained = Upsampler.from_pretrained(source)
@@ -251,9 +233,7 @@ def test_a_model_that_was_changed_after_loading_gets_a_new_card(
     assert "# A pointup model" in (tmp_path / "none" / "README.md").read_text()
 
 
-def test_a_cached_model_of_the_hub_is_loaded_offline_and_keeps_its_card(
-    tmp_path: Path, model_directory: Path
-) -> None:
+def test_a_cached_model_of_the_hub_is_loaded_offline_and_keeps_its_card(tmp_path, model_directory):
     folder = tmp_path / "models--owner--name"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)
@@ -282,9 +262,7 @@ def test_a_cached_model_of_the_hub_is_loaded_offline_and_keeps_its_card(
         (403, "", "the Hub can't be reached .*403"),
     ],
 )
-def test_the_reason_of_the_hub_is_reported(
-    status: int, code: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_reason_of_the_hub_is_reported(status, code, message, monkeypatch, tmp_path):
     with local_hub(monkeypatch) as hub:
         hub.refusal = status, code
         with pytest.raises(ModelError, match=f"^me/x: no such directory; {message}") as raised:
@@ -293,8 +271,8 @@ def test_the_reason_of_the_hub_is_reported(
 
 
 def test_a_model_that_is_not_in_the_cache_is_reported_with_what_forbids_its_download(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"^me/x: no such directory; .* HF_HUB_OFFLINE is set"):
         Upsampler.from_pretrained("me/x", cache_dir=tmp_path)
@@ -311,9 +289,7 @@ def test_a_model_that_is_not_in_the_cache_is_reported_with_what_forbids_its_down
         Upsampler.from_pretrained("me/x", cache_dir=tmp_path)
 
 
-def test_a_revision_of_a_repository_has_its_own_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_revision_of_a_repository_has_its_own_weights(tmp_path, monkeypatch):
     for revision, depth in (("main", 2), ("v1", 1)):
         Upsampler(num_layers=depth).save_pretrained(tmp_path / revision)
 

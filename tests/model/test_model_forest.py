@@ -1,7 +1,5 @@
 """Options of the model for forests: columns, extrapolated candidates, predicted errors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -16,7 +14,7 @@ from pointup.geometry.neighbors import knn
 from pointup.model.upsampler import Upsampler
 
 
-def test_a_model_with_columns_knows_what_is_far_above_a_point() -> None:
+def test_a_model_with_columns_knows_what_is_far_above_a_point():
     """A canopy far beyond the neighbours changes the points below it."""
     ground = surface_points(200)
     above = ground + torch.tensor([0.0, 0.0, 50.0])
@@ -32,7 +30,7 @@ def test_a_model_with_columns_knows_what_is_far_above_a_point() -> None:
         assert same is not changes
 
 
-def test_extrapolated_candidates_lie_beyond_their_parents() -> None:
+def test_extrapolated_candidates_lie_beyond_their_parents():
     pos = surface_points(200)
     model = Upsampler(**SMALL | {"extrapolation": True, "k": 12})
     with torch.no_grad():
@@ -42,7 +40,7 @@ def test_extrapolated_candidates_lie_beyond_their_parents() -> None:
 
 
 @pytest.mark.parametrize("reach", [1.5, 8.0])
-def test_descending_candidates_lie_below_their_parents_and_above_the_ground(reach: float) -> None:
+def test_descending_candidates_lie_below_their_parents_and_above_the_ground(reach):
     ground = surface_points(200)
     pos, ptr = torch.cat([ground, ground + torch.tensor([0.003, 0.0, 0.5])]), torch.tensor([0, 400])
     options = SMALL | {"column_layers": 1, "k": 12, "extrapolation": True, "reach": reach}
@@ -63,12 +61,12 @@ def test_descending_candidates_lie_below_their_parents_and_above_the_ground(reac
     assert below[200:, 0, 2].mean() != pytest.approx(float(below[200:, 1, 2].mean()), rel=0.2)
 
 
-def test_descent_needs_columns() -> None:
+def test_descent_needs_columns():
     with pytest.raises(ModelError, match=r"descent needs columns: set model\.column_layers"):
         Upsampler(**SMALL, descent=True)
 
 
-def test_depths_are_spread_evenly_however_many_slots_there_are() -> None:
+def test_depths_are_spread_evenly_however_many_slots_there_are():
     assert not depths_of_slots(7).any()
     for num_slots in (8, 16, 40, 128):
         depths = depths_of_slots(num_slots)
@@ -78,7 +76,7 @@ def test_depths_are_spread_evenly_however_many_slots_there_are() -> None:
         assert edges.diff().max() < 2.7 / (len(found) + 1)
 
 
-def test_thinning_prefers_candidates_with_small_predicted_errors() -> None:
+def test_thinning_prefers_candidates_with_small_predicted_errors():
     pos, ptr = packed(300)
     model = as_if_trained(predict_error=True)
     torch.nn.init.normal_(model.error.weight, std=1.0)
@@ -92,7 +90,7 @@ def test_thinning_prefers_candidates_with_small_predicted_errors() -> None:
     assert means[1] < means[0] - 0.05
 
 
-def test_a_cloud_does_not_change_with_the_others_of_the_batch() -> None:
+def test_a_cloud_does_not_change_with_the_others_of_the_batch():
     pos, ptr = packed(120, 80, 100)
     model = as_if_trained(**FOREST)
     with torch.no_grad():
@@ -113,7 +111,7 @@ def test_a_cloud_does_not_change_with_the_others_of_the_batch() -> None:
     )
 
 
-def test_a_model_with_columns_is_scaled_and_moved_with_its_input() -> None:
+def test_a_model_with_columns_is_scaled_and_moved_with_its_input():
     pos, ptr = packed(150)
     model = as_if_trained(**FOREST)
     with torch.no_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from conftest import ROOT
 from runs import SMALL, TrainConfig, options, training
 from torch_geometric.data import Batch
@@ -28,7 +27,7 @@ NAME = "point_transformer:PointTransformer"
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def module(tmp_path, monkeypatch) -> Iterator[Path]:
     """The module of the guide, in a folder on Python's path."""
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -40,13 +39,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_network_of_the_guide_trains_evaluates_and_upsamples(
-    module: Path,
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    command: Callable[..., Any],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    module, pair_directory, tmp_path, accelerator, command, capfd
+):
     config = options(pair_directory, tmp_path / "run", network=NAME, steps=2, eval_every=2)
     training.train(config, accelerator)
     model = tmp_path / "run" / "model"
@@ -72,7 +66,7 @@ def moving_network(module: Path, **changes: Any) -> Upsampler:
     return model.eval()
 
 
-def test_its_loss_falls(module: Path) -> None:
+def test_its_loss_falls(module):
     """On curved surfaces, on which midpoints do not lie."""
     model = moving_network(module).train()
     points = [torch.nn.functional.normalize(torch.randn(size, 3)) for size in (60, 80, 240, 320)]
@@ -92,8 +86,8 @@ def test_its_loss_falls(module: Path) -> None:
 
 @pytest.mark.parametrize("predict_error", [False, True])
 def test_its_result_depends_neither_on_tiles_nor_on_other_clouds(
-    predict_error: bool, module: Path, tmp_path: Path, command: Callable[..., Any]
-) -> None:
+    predict_error, module, tmp_path, command
+):
     model = moving_network(module, predict_error=predict_error)
     points = np.random.default_rng(0).random((900, 3)) * [30, 30, 1]
     np.save(tmp_path / "cloud.npy", points)
@@ -110,7 +104,7 @@ def test_its_result_depends_neither_on_tiles_nor_on_other_clouds(
         assert model(pos, ptr, 2.5).pos.dtype == torch.float32
 
 
-def test_a_model_loads_where_its_class_can_be_imported(module: Path, tmp_path: Path) -> None:
+def test_a_model_loads_where_its_class_can_be_imported(module, tmp_path):
     model = moving_network(module)
     model.save_pretrained(tmp_path / "model")
     for cls in (Upsampler, type(model)):
@@ -124,9 +118,7 @@ def test_a_model_loads_where_its_class_can_be_imported(module: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["point_transformer", "model.point_transformer"])
-def test_code_that_came_with_the_weights_is_not_run(
-    name: str, module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_came_with_the_weights_is_not_run(name, module, tmp_path, monkeypatch):
     folder = tmp_path / "model"
     moving_network(module).save_pretrained(folder)
     del sys.modules["point_transformer"]
@@ -142,11 +134,11 @@ def test_code_that_came_with_the_weights_is_not_run(
 
 
 @pytest.mark.parametrize("name", ["nowhere:Net", "json:loads", "json", "json:absent"])
-def test_a_name_of_no_network_is_refused(name: str, accelerator: Accelerator) -> None:
+def test_a_name_of_no_network_is_refused(name, accelerator):
     with pytest.raises(ModelError, match=f"network {name}: "):
         training.train(TrainConfig(network=name, model=SMALL), accelerator)
 
 
-def test_an_initial_model_brings_its_own_network() -> None:
+def test_an_initial_model_brings_its_own_network():
     with pytest.raises(ConfigError, match="initial model brings its own"):
         TrainConfig(network=NAME, initial_model="shapes")

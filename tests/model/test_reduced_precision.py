@@ -56,14 +56,14 @@ def geometry_of(pos: Tensor) -> LocalGeometry:
     return local_geometry(pos, ptr, *knn(pos, ptr, 13))
 
 
-def test_the_emulated_products_are_rounded() -> None:
+def test_the_emulated_products_are_rounded():
     values = torch.randn(50, 50)
     with TensorFloat32():
         rounded = values @ values
     assert 1e-4 < (rounded - values @ values).abs().max() < 0.1
 
 
-def test_neighbourhoods_and_their_description_are_not_rounded() -> None:
+def test_neighbourhoods_and_their_description_are_not_rounded():
     pos = torch.rand(500, 3, generator=torch.Generator().manual_seed(0))
 
     def described() -> list[Tensor]:
@@ -80,7 +80,7 @@ def test_neighbourhoods_and_their_description_are_not_rounded() -> None:
     assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
 
 
-def test_turned_normals_are_not_rounded() -> None:
+def test_turned_normals_are_not_rounded():
     geometry = geometry_of(torch.rand(200, 3, generator=torch.Generator().manual_seed(0)))
     model = as_if_trained(num_refinements=2)
     # Features and weights that TF32 holds exactly.
@@ -95,7 +95,7 @@ def test_turned_normals_are_not_rounded() -> None:
     assert (expected - geometry.normal).abs().max() > 0.1, "not turned"
 
 
-def test_offsets_and_their_gradients_are_not_rounded() -> None:
+def test_offsets_and_their_gradients_are_not_rounded():
     weights, relative = torch.randn(2, 40, 6, 13), torch.randn(40, 13, 3)
     from_parent, normal = torch.randn(40, 6, 3), torch.randn(40, 13, 3)
     towards = torch.randn(40, 6, 3)
@@ -113,7 +113,7 @@ def test_offsets_and_their_gradients_are_not_rounded() -> None:
     assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
 
 
-def test_offsets_and_their_gradients_are_those_of_the_formula() -> None:
+def test_offsets_and_their_gradients_are_those_of_the_formula():
     weights, relative = torch.randn(2, 9, 4, 5), torch.randn(9, 5, 3)
     from_parent, normal = torch.randn(9, 4, 3), torch.randn(9, 5, 3)
     towards = torch.randn(9, 4, 3)
@@ -137,7 +137,7 @@ def test_offsets_and_their_gradients_are_those_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_children_of_points_on_a_plane_stay_on_it(training: bool) -> None:
+def test_children_of_points_on_a_plane_stay_on_it(training):
     pos = points_on_plane()
     model = as_if_trained(num_refinements=2).train(training)
     with TensorFloat32(), torch.set_grad_enabled(training):

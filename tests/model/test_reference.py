@@ -26,9 +26,7 @@ def model_that_moves(**options: object) -> Upsampler:
     ids=["default", "other options"],
 )
 @pytest.mark.parametrize("num_points", [5, 300])
-def test_the_model_makes_the_children_of_the_reference_with_the_same_gradients(
-    options: dict[str, object], num_points: int
-) -> None:
+def test_the_model_makes_the_children_of_the_reference_with_the_same_gradients(options, num_points):
     model = model_that_moves(**options)
     pos = sheet(num_points, 0, 0.01)
     ours = model(pos, torch.tensor([0, num_points]), 4.0)

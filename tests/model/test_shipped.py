@@ -23,7 +23,7 @@ from pointup.upsampling.in_memory import load_model, shipped_for
 CPU = torch.device("cpu")
 
 
-def test_they_are_small_and_have_a_card() -> None:
+def test_they_are_small_and_have_a_card():
     files = [path for path in WEIGHTS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 4e6
     for name in SHIPPED:
@@ -35,9 +35,7 @@ def test_they_are_small_and_have_a_card() -> None:
             assert word in card
 
 
-def test_they_load_quietly_and_without_a_network(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_they_load_quietly_and_without_a_network(monkeypatch, capsys):
     def no_network(*args: object, **kwargs: object) -> None:
         raise AssertionError("a network connection was opened")
 
@@ -57,9 +55,7 @@ def test_they_load_quietly_and_without_a_network(
         pytest.param("lidar", scene_pair, [0, 1, 2, 3], marks=pytest.mark.slow),
     ],
 )
-def test_each_beats_the_midpoint_baseline_on_its_kind_of_data(
-    name: str, make: object, seeds: list[int]
-) -> None:
+def test_each_beats_the_midpoint_baseline_on_its_kind_of_data(name, make, seeds):
     model, shares = load_model(name, CPU), []
     for seed in seeds:
         pair, _ = make(np.random.default_rng([seed, 1234]), resample=False)  # type: ignore[operator]
@@ -74,7 +70,7 @@ def test_each_beats_the_midpoint_baseline_on_its_kind_of_data(
     assert np.mean(shares) < 0.97
 
 
-def test_scanner_files_use_lidar_and_all_others_shapes() -> None:
+def test_scanner_files_use_lidar_and_all_others_shapes():
     scans = ("d.e57", "e.pts", "f.pcd", "g.bin", "h.pcd.bin")
     for path in ("a.las", "b.LAZ", "c.copc.laz", *scans):
         assert shipped_for(Path(path)) == "lidar"
@@ -82,12 +78,12 @@ def test_scanner_files_use_lidar_and_all_others_shapes() -> None:
         assert shipped_for(other) == "shapes"
 
 
-def test_noise_has_a_model_of_its_own() -> None:
+def test_noise_has_a_model_of_its_own():
     assert {shipped_for(path, denoise=True) for path in (None, Path("a.las"))} == {"noisy"}
 
 
 @pytest.fixture
-def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Upsampler]:
+def two_models(tmp_path, monkeypatch) -> dict[str, Upsampler]:
     """Two different models in place of the included ones."""
     made = {}
     for seed, name in enumerate(SHIPPED):
@@ -99,7 +95,7 @@ def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Ups
     return made
 
 
-def test_arrays_and_clouds_use_the_model_for_their_kind(two_models: dict[str, Upsampler]) -> None:
+def test_arrays_and_clouds_use_the_model_for_their_kind(two_models):
     points = np.random.default_rng(0).random((60, 3))
     cloud = PointCloud(points, path=Path("flight.laz"))
     denoised = upsample(points, 2, denoise=True)
@@ -118,7 +114,7 @@ def test_arrays_and_clouds_use_the_model_for_their_kind(two_models: dict[str, Up
         assert np.array_equal(by_name, by_model)
 
 
-def test_a_shipped_model_of_another_format_is_refused(two_models: dict[str, Upsampler]) -> None:
+def test_a_shipped_model_of_another_format_is_refused(two_models):
     config = hub.WEIGHTS / "lidar" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 1}))
     with pytest.raises(ModelError, match="format 1"):

@@ -30,13 +30,13 @@ def small(cache: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     small(folder)
     return folder
 
 
-def test_the_default_dataset_has_normals_second_samplings_and_surfaces(cache) -> None:
+def test_the_default_dataset_has_normals_second_samplings_and_surfaces(cache):
     directory = small(cache)
     train, validation = (load_from_disk(directory)[split] for split in ("train", "validation"))
     assert (len(train), len(validation)) == (3, 2)
@@ -52,13 +52,13 @@ def test_the_default_dataset_has_normals_second_samplings_and_surfaces(cache) ->
         assert cKDTree(sample.target).query(sample.resample)[0].min() > 0
 
 
-def test_the_default_dataset_is_created_once(cache, monkeypatch) -> None:
+def test_the_default_dataset_is_created_once(cache, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in small(cache).rglob("*")}
     monkeypatch.setattr("pointup.synthetic.default_dataset.default_pairs", pytest.fail)
     assert {path: path.stat().st_mtime_ns for path in small(cache).rglob("*")} == before
 
 
-def test_environment_variables_select_the_cache_directory(tmp_path, monkeypatch) -> None:
+def test_environment_variables_select_the_cache_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "pointup.synthetic.default_dataset.default_pairs", lambda directory, *_: directory.mkdir()
     )
@@ -75,13 +75,13 @@ def test_environment_variables_select_the_cache_directory(tmp_path, monkeypatch)
     assert default_dataset(tmp_path / "given", seed=1) != default_dataset(tmp_path / "given")
 
 
-def test_simultaneous_calls_create_one_dataset(tmp_path) -> None:
+def test_simultaneous_calls_create_one_dataset(tmp_path):
     with ThreadPoolExecutor(3) as threads:
         (directory,) = set(threads.map(small, [tmp_path] * 3))
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [directory]
 
 
-def test_a_dataset_that_another_process_finished_first_is_kept(tmp_path, monkeypatch) -> None:
+def test_a_dataset_that_another_process_finished_first_is_kept(tmp_path, monkeypatch):
     # As on a network file system where locks don't work.
     def make(staging: Path, *_: object) -> None:
         for directory in (staging, tmp_path / f"default-{RECIPE}-seed0-3-2"):
@@ -94,7 +94,7 @@ def test_a_dataset_that_another_process_finished_first_is_kept(tmp_path, monkeyp
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [directory]
 
 
-def test_a_full_disk_is_an_error_with_the_remedy_and_leaves_nothing(tmp_path, monkeypatch) -> None:
+def test_a_full_disk_is_an_error_with_the_remedy_and_leaves_nothing(tmp_path, monkeypatch):
     def make(staging: Path, *_: object) -> None:
         staging.mkdir()
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -105,14 +105,14 @@ def test_a_full_disk_is_an_error_with_the_remedy_and_leaves_nothing(tmp_path, mo
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
-def test_a_sample_depends_on_seed_split_and_number() -> None:
+def test_a_sample_depends_on_seed_split_and_number():
     arguments = [(0, "train", 0), (1, "train", 0), (0, "validation", 0), (0, "train", 1)]
     sources = [default_sample(*a)[0].source for a in [*arguments, arguments[0]]]
     np.testing.assert_array_equal(sources[0], sources[-1])
     assert len({source.tobytes() for source in sources}) == len(arguments)
 
 
-def test_shapes_are_sampled_independently_and_in_many_sizes() -> None:
+def test_shapes_are_sampled_independently_and_in_many_sizes():
     sizes = []
     for seed in range(8):
         pair, surface = shape_pair(np.random.default_rng(seed), resample=seed == 0)
@@ -130,7 +130,7 @@ def test_shapes_are_sampled_independently_and_in_many_sizes() -> None:
     assert np.isclose(num_target / num_source, 4, atol=0.01).sum() >= 4
 
 
-def test_landscapes_have_a_denser_target() -> None:
+def test_landscapes_have_a_denser_target():
     pair, _ = scene_pair(np.random.default_rng(2), resample=True)
     assert pair.vertical
     assert pair.resample is not None

@@ -54,7 +54,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def test_without_noise_returns_lie_on_the_surface_and_face_the_scanner(rng) -> None:
+def test_without_noise_returns_lie_on_the_surface_and_face_the_scanner(rng):
     solid = np.concatenate([floor(9), sphere(0.2) * 2 + [0, 1, 2]])
     returns = scan_triangles(solid, NOTHING, 8.0, EXACT, rng)
     points, normals = returns.points, returns.normals
@@ -67,7 +67,7 @@ def test_without_noise_returns_lie_on_the_surface_and_face_the_scanner(rng) -> N
     assert np.einsum("ij,ij->i", outwards, normals[ball]).min() > 0.9
 
 
-def test_a_roof_occludes_the_ground_below_it(rng) -> None:
+def test_a_roof_occludes_the_ground_below_it(rng):
     roof = box([-3, -3, 5], [3, 3, 5.2])
     solid = np.concatenate([floor(20), roof])
     straight = replace(EXACT, tilts=np.zeros(1), density=100.0)
@@ -85,14 +85,14 @@ def test_a_roof_occludes_the_ground_below_it(rng) -> None:
     assert lit.sum() > 0.8 * 100 * np.cos(0.5) * 5.8 * 5 * np.tan(0.5)
 
 
-def test_the_density_is_pulses_per_square_metre(rng) -> None:
+def test_the_density_is_pulses_per_square_metre(rng):
     for density in (5.0, 40.0):
         flat = replace(EXACT, density=density, tilts=np.zeros(2), headings=np.array([0.4, 2.0]))
         points = scan_triangles(floor(20), NOTHING, 16.0, flat, rng).points
         assert len(points) / 16**2 == pytest.approx(density, rel=0.05)
 
 
-def test_the_spacing_of_scan_lines_follows_the_aspect(rng) -> None:
+def test_the_spacing_of_scan_lines_follows_the_aspect(rng):
     lines = replace(
         EXACT, headings=np.zeros(1), tilts=np.zeros(1), aspect=4.0, slant=0.0, jitter=0.0
     )
@@ -103,7 +103,7 @@ def test_the_spacing_of_scan_lines_follows_the_aspect(rng) -> None:
     assert abs(phase.mean()) > 0.6
 
 
-def test_a_pulse_has_returns_from_leaves_and_from_the_ground(rng) -> None:
+def test_a_pulse_has_returns_from_leaves_and_from_the_ground(rng):
     facets = rng.uniform([-5, -5, 4], [5, 5, 6], (3000, 1, 3)) + rng.normal(size=(3000, 3, 3)) * 0.1
     wide = replace(EXACT, tilts=np.zeros(1), footprint=0.5)
     returns = scan_triangles(floor(20), facets, 8.0, wide, rng)
@@ -120,7 +120,7 @@ def test_a_pulse_has_returns_from_leaves_and_from_the_ground(rng) -> None:
     assert leaf_surface.distance(points[in_leaves]).max() < 1e-9
 
 
-def test_returns_of_a_pulse_closer_than_the_separation_are_merged(rng) -> None:
+def test_returns_of_a_pulse_closer_than_the_separation_are_merged(rng):
     def num_second_returns(separation: float) -> int:
         scanner = replace(wide, separation=separation)
         returns = scan_triangles(floor(20), layers, 8.0, scanner, np.random.default_rng(0))
@@ -135,7 +135,7 @@ def test_returns_of_a_pulse_closer_than_the_separation_are_merged(rng) -> None:
     assert num_second_returns(0.4) > 50
 
 
-def test_the_noise_has_the_stated_standard_deviation(rng) -> None:
+def test_the_noise_has_the_stated_standard_deviation(rng):
     noisy = replace(EXACT, tilts=np.zeros(1), range_noise=0.02)
     points = scan_triangles(floor(20), NOTHING, 10.0, noisy, rng).points
     assert points[:, 2].std() == pytest.approx(0.02, rel=0.1)
@@ -150,7 +150,7 @@ def test_the_noise_has_the_stated_standard_deviation(rng) -> None:
         for number, kind in enumerate(KINDS)
     ],
 )
-def test_a_landscape_can_be_scanned_by_aeroplane_and_drone(kind: str) -> None:
+def test_a_landscape_can_be_scanned_by_aeroplane_and_drone(kind):
     rng = np.random.default_rng(3)
     scene = random_scene(rng, 4.0, kind)
     source = scan(scene, 10.0, rng).points
@@ -169,7 +169,7 @@ def test_a_landscape_can_be_scanned_by_aeroplane_and_drone(kind: str) -> None:
     assert cKDTree(source).query(target)[0].min() > 0
 
 
-def test_forests_have_leaves_and_gardens_have_houses() -> None:
+def test_forests_have_leaves_and_gardens_have_houses():
     forest = random_scene(np.random.default_rng(0), 6.0, "forest-leaf-on")
     assert len(forest.rough) > 1000
     assert np.ptp(forest.rough[..., 2]) > 4
@@ -178,7 +178,7 @@ def test_forests_have_leaves_and_gardens_have_houses() -> None:
     assert np.linalg.norm(np.cross(b - a, c - a), axis=1).max() / 2 > 4
 
 
-def test_the_surface_of_a_scene_has_the_triangles_that_reach_into_its_square() -> None:
+def test_the_surface_of_a_scene_has_the_triangles_that_reach_into_its_square():
     inside, outside = sphere(1.0), sphere(1.0) + np.array([9, 0, 0])
     scene = ScannedScene(inside, outside, 4.0, lambda places: places[..., 0])
     assert scene.surface().area == pytest.approx(surface_of(inside).area)
@@ -229,18 +229,18 @@ def ground_share(stand: Stand, seeds: int = 2) -> float:
     return float(np.mean([np.mean(stand_heights(stand, seed) < 0.3) for seed in range(seeds)]))
 
 
-def test_the_share_of_returns_from_the_ground_falls_with_foliage_and_cover() -> None:
+def test_the_share_of_returns_from_the_ground_falls_with_foliage_and_cover():
     winter, thin, summer = (ground_share(replace(STAND, foliage=f)) for f in (0.12, 0.4, 1.0))
     assert winter > thin + 0.05 > summer + 0.1
     assert ground_share(replace(STAND, cover=0.3, understory=0.05)) > summer + 0.1
 
 
-def test_conifers_keep_their_needles_in_winter() -> None:
+def test_conifers_keep_their_needles_in_winter():
     evergreen = replace(STAND, conifers=1.0, shrubs=0.0)
     assert ground_share(replace(evergreen, foliage=0.1), 1) == ground_share(evergreen, 1)
 
 
-def test_an_understory_fills_the_space_below_the_crowns() -> None:
+def test_an_understory_fills_the_space_below_the_crowns():
     def low_share(understory: float) -> float:
         shares = []
         for seed in range(2):
@@ -252,12 +252,12 @@ def test_an_understory_fills_the_space_below_the_crowns() -> None:
     assert low_share(1.2) > 2 * low_share(0.05)
 
 
-def test_the_height_of_a_stand_is_that_of_its_tallest_trees() -> None:
+def test_the_height_of_a_stand_is_that_of_its_tallest_trees():
     above = np.concatenate([stand_heights(STAND, seed) for seed in range(2)])
     assert 0.6 * STAND.height < above.max() < 1.1 * STAND.height
 
 
-def test_oblique_beams_do_not_pass_below_the_crowns_at_the_edge(monkeypatch) -> None:
+def test_oblique_beams_do_not_pass_below_the_crowns_at_the_edge(monkeypatch):
     oblique = replace(STRAIGHT, headings=np.zeros(1), tilts=np.array([0.5]), density=10.0)
     site = stand_site(1, 8.0, replace(STAND, cover=2.2, height=30.0))
 
@@ -269,13 +269,13 @@ def test_oblique_beams_do_not_pass_below_the_crowns_at_the_edge(monkeypatch) -> 
     assert share() > 2 * with_surroundings
 
 
-def test_slopes_are_steep() -> None:
+def test_slopes_are_steep():
     scene = random_scene(np.random.default_rng(1), 1.0, "slope")
     low, high = scene.ground(np.array([[[-20.0, 0], [0, -20]], [[20, 0], [0, 20]]]))
     assert np.linalg.norm((high - low) / 40) > np.tan(np.radians(17))
 
 
-def test_copies_around_a_site_stand_on_the_ground_within_reach() -> None:
+def test_copies_around_a_site_stand_on_the_ground_within_reach():
     def height(places: np.ndarray) -> np.ndarray:
         return 0.5 * places[..., 0]
 
@@ -290,7 +290,7 @@ def test_copies_around_a_site_stand_on_the_ground_within_reach() -> None:
     np.testing.assert_allclose(lift, 0.5 * (middles[:, 0] - box[..., 0].mean()), atol=1e-9)
 
 
-def test_dead_wood_lies_on_and_stands_on_the_ground() -> None:
+def test_dead_wood_lies_on_and_stands_on_the_ground():
     rng = np.random.default_rng(0)
     assert log(rng)[..., 2].max() < 1.0
     assert 3.0 < snag(rng, 5.0)[..., 2].max() < 8.0

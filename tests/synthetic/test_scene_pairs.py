@@ -36,14 +36,14 @@ def validation_pair(plan: SurveyPlan) -> tuple[Pair, Surface]:
         for number in range(len(KINDS))
     ],
 )
-def test_densities_are_those_asked_for_whatever_the_kind(number: int) -> None:
+def test_densities_are_those_asked_for_whatever_the_kind(number):
     pair, _ = survey_pair(SMALL, seed=1, validation=False, number=number)
     assert pair.name.startswith(KINDS[number])
     assert 0.9 * 8 <= len(pair.source) / 36 <= 1.1 * 12
     assert len(pair.target) / 36 == pytest.approx(60, rel=0.1)
 
 
-def test_a_ratio_is_one_of_those_asked_for() -> None:
+def test_a_ratio_is_one_of_those_asked_for():
     plan = SurveyPlan(width=6.0, source_density=(15.0, 15.0), ratios=(2.0, 8.0), kinds=("field",))
     found = set()
     for number in range(3):
@@ -55,7 +55,7 @@ def test_a_ratio_is_one_of_those_asked_for() -> None:
     assert found == set(plan.ratios)
 
 
-def test_points_lie_within_their_noise_of_the_surface() -> None:
+def test_points_lie_within_their_noise_of_the_surface():
     for plan in (WINTER, replace(WINTER, kinds=("garden",))):
         pair, surface = validation_pair(plan)
         assert pair.resample is not None
@@ -64,7 +64,7 @@ def test_points_lie_within_their_noise_of_the_surface() -> None:
             assert np.quantile(surface.distance(points), 0.995) < noise
 
 
-def test_surveys_of_a_scene_are_independent() -> None:
+def test_surveys_of_a_scene_are_independent():
     pair, _ = validation_pair(WINTER)
     assert pair.resample is not None
     assert len(pair.resample) == pytest.approx(len(pair.target), rel=0.1)
@@ -72,7 +72,7 @@ def test_surveys_of_a_scene_are_independent() -> None:
     assert cKDTree(pair.target).query(pair.source)[0].min() > 0
 
 
-def test_plants_that_move_between_the_surveys_are_farther_from_those_of_the_first() -> None:
+def test_plants_that_move_between_the_surveys_are_farther_from_those_of_the_first():
     def away(pair: Pair, cloud: np.ndarray) -> float:
         return float(np.mean(cKDTree(pair.target).query(cloud)[0]))
 
@@ -90,7 +90,7 @@ def test_plants_that_move_between_the_surveys_are_farther_from_those_of_the_firs
     assert np.quantile(surface.distance(moving.target), 0.995) < 0.03
 
 
-def test_a_pair_depends_on_seed_split_and_number() -> None:
+def test_a_pair_depends_on_seed_split_and_number():
     calls = [(0, False, 0), (0, True, 0), (1, False, 0), (0, False, 1)]
     plan = SurveyPlan(width=3.0, kinds=("field",), target_density=20.0)
     sources = [survey_pair(plan, *call)[0].source.tobytes() for call in [*calls, calls[0]]]
@@ -98,7 +98,7 @@ def test_a_pair_depends_on_seed_split_and_number() -> None:
     assert len(set(sources)) == len(calls)
 
 
-def test_scenes_of_validation_are_not_those_of_training_of_any_seed(monkeypatch) -> None:
+def test_scenes_of_validation_are_not_those_of_training_of_any_seed(monkeypatch):
     drawn = []
 
     def generator(key: list[int]) -> np.random.Generator:
@@ -117,7 +117,7 @@ def test_scenes_of_validation_are_not_those_of_training_of_any_seed(monkeypatch)
     assert not in_training & in_validation
 
 
-def test_normals_are_zero_on_leaves_and_of_length_one_elsewhere() -> None:
+def test_normals_are_zero_on_leaves_and_of_length_one_elsewhere():
     pair, _ = validation_pair(WINTER)
     assert pair.target_normals is not None
     length = np.linalg.norm(pair.target_normals, axis=1)
@@ -138,28 +138,28 @@ def leaf_movements(before: Site, after: Site) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("distance", [0.1, 0.8])
-def test_leaves_high_above_the_ground_move_by_the_distance(distance: float) -> None:
+def test_leaves_high_above_the_ground_move_by_the_distance(distance):
     before = forest()
     height, movement = leaf_movements(before, moved(before, distance, np.random.default_rng(0)))
     rms = np.sqrt(np.square(movement[:, 0]).sum(axis=1).mean(where=height > 12))
     assert rms == pytest.approx(distance, rel=0.15)
 
 
-def test_leaves_near_the_ground_move_less() -> None:
+def test_leaves_near_the_ground_move_less():
     before = forest()
     height, movement = leaf_movements(before, moved(before, 0.5, np.random.default_rng(0)))
     length = np.linalg.norm(movement[:, 0], axis=1)
     assert 0.1 < length[height < 1.5].mean() < 0.6 * length[height > 12].mean()
 
 
-def test_leaves_keep_their_form_and_move_on_average_nowhere() -> None:
+def test_leaves_keep_their_form_and_move_on_average_nowhere():
     before = forest()
     _, movement = leaf_movements(before, moved(before, 0.5, np.random.default_rng(0)))
     np.testing.assert_allclose(movement, np.broadcast_to(movement[:, :1], movement.shape))
     assert np.abs(movement.mean(axis=(0, 1))).max() < 0.1
 
 
-def test_wood_stays_connected() -> None:
+def test_wood_stays_connected():
     before = forest()
     after = moved(before, 0.5, np.random.default_rng(0))
     corners = before.solid[before.plants[0].wood].reshape(-1, 3)
@@ -169,7 +169,7 @@ def test_wood_stays_connected() -> None:
         np.testing.assert_allclose(of_corner, np.broadcast_to(of_corner[:1], of_corner.shape))
 
 
-def test_what_is_no_plant_stays_and_the_first_site_is_not_changed() -> None:
+def test_what_is_no_plant_stays_and_the_first_site_is_not_changed():
     rng = np.random.default_rng(1)
     before = random_site(rng, 10.0, "garden")
     kept = [part.copy() for part in (*before.solid, *before.rough)]

@@ -1,7 +1,5 @@
 """Procedural shapes: valid, varied and reproducible surfaces of all families."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ OPEN = ("open_sheet", "parallel_sheets")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_family_makes_different_valid_surfaces(name: str) -> None:
+def test_a_family_makes_different_valid_surfaces(name):
     areas = set()
     for seed in range(2):
         triangles = NAMES[name](np.random.default_rng(seed))
@@ -31,7 +29,7 @@ def test_a_family_makes_different_valid_surfaces(name: str) -> None:
     assert len(areas) == 2
 
 
-def test_random_surfaces_are_normalised_and_sampled_on_the_surface() -> None:
+def test_random_surfaces_are_normalised_and_sampled_on_the_surface():
     rng = np.random.default_rng(5)
     for _ in range(5):
         surface, family = random_surface(rng)
@@ -45,7 +43,7 @@ def test_random_surfaces_are_normalised_and_sampled_on_the_surface() -> None:
         assert surface.distance(points).max() < 1e-9
 
 
-def test_deforming_keeps_a_surface_closed() -> None:
+def test_deforming_keeps_a_surface_closed():
     body = NAMES["polyhedron"](np.random.default_rng(1))
     for seed in range(5):
         bent = surface_of(deform(body, np.random.default_rng(seed)))
@@ -53,7 +51,7 @@ def test_deforming_keeps_a_surface_closed() -> None:
         assert (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()
 
 
-def test_sides_are_close_to_each_other_without_contact() -> None:
+def test_sides_are_close_to_each_other_without_contact():
     for seed in range(8):
         rng = np.random.default_rng(seed)
         triangles = parallel_sheets(rng)
@@ -67,7 +65,7 @@ def test_sides_are_close_to_each_other_without_contact() -> None:
         assert len(shift) > 0.98 * len(first)
 
 
-def test_slots_are_closed_and_narrow() -> None:
+def test_slots_are_closed_and_narrow():
     for seed in range(6):
         block = slotted_block(np.random.default_rng(seed))
         surface = surface_of(block)
@@ -80,7 +78,7 @@ def test_slots_are_closed_and_narrow() -> None:
         assert 0 < volume < filled * (1 - 1e-6)
 
 
-def test_close_sides_are_drawn_only_when_asked_for() -> None:
+def test_close_sides_are_drawn_only_when_asked_for():
     close, others = (
         {random_surface(np.random.default_rng(seed), close)[1] for seed in range(10)}
         for close in (True, False)

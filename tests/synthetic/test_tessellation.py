@@ -73,13 +73,13 @@ SOLIDS = {
 
 
 @pytest.mark.parametrize("name", SOLIDS)
-def test_solids_are_closed_oriented_outwards_and_have_the_expected_volume(name: str) -> None:
+def test_solids_are_closed_oriented_outwards_and_have_the_expected_volume(name):
     triangles, expected = SOLIDS[name]
     assert is_closed(triangles)
     assert volume(triangles) == pytest.approx(expected, rel=0.012)
 
 
-def test_a_ring_of_cells_has_no_wall_where_it_closes() -> None:
+def test_a_ring_of_cells_has_no_wall_where_it_closes():
     occupied = np.zeros((2, 4, 1), dtype=bool)
     occupied[1] = True
     edges = [np.arange(3.0), np.arange(5.0), np.arange(2.0)]
@@ -91,7 +91,7 @@ def test_a_ring_of_cells_has_no_wall_where_it_closes() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), max_edge=st.floats(0.05, 2))
-def test_refining_keeps_the_surface_closed(seed: int, max_edge: float) -> None:
+def test_refining_keeps_the_surface_closed(seed, max_edge):
     rng = np.random.default_rng(seed)
     triangles = hull(rng.normal(size=(8, 3)))
     finer = refine(triangles, max_edge)
@@ -102,7 +102,7 @@ def test_refining_keeps_the_surface_closed(seed: int, max_edge: float) -> None:
     assert surface_of(finer).area == pytest.approx(surface_of(triangles).area)
 
 
-def test_union_is_the_outer_surface() -> None:
+def test_union_is_the_outer_surface():
     # The cubes have an eighth of their volume in common: 3 faces of each lose a quarter.
     parts = [CUBE, CUBE + 0.5]
     skin = surface_of(union(parts, 0.1))
@@ -115,20 +115,20 @@ def test_union_is_the_outer_surface() -> None:
     assert kept.area == pytest.approx(6)
 
 
-def test_cut_is_exact_to_a_quarter_of_the_edge_length() -> None:
+def test_cut_is_exact_to_a_quarter_of_the_edge_length():
     kept = cut(CUBE, lambda points: points[:, 2] > 0.33, 0.2)
     assert abs(kept[..., 2].max() - 0.33) < 0.05
     assert surface_of(kept).area == pytest.approx(1 + 4 * 0.33, rel=0.1)
 
 
-def test_inside_loops_excludes_holes() -> None:
+def test_inside_loops_excludes_holes():
     points = np.random.default_rng(0).uniform(-1.5, 1.5, (500, 2))
     size = np.abs(points).max(axis=1)
     inside = inside_loops(points, [SQUARE, 0.5 * SQUARE])
     np.testing.assert_array_equal(inside, (size < 1) & (size > 0.5))
 
 
-def test_weld_merges_equal_corners_only() -> None:
+def test_weld_merges_equal_corners_only():
     points, faces = weld(CUBE)
     assert len(points) == 8
     np.testing.assert_array_equal(points[faces], CUBE)
@@ -136,7 +136,7 @@ def test_weld_merges_equal_corners_only() -> None:
     assert len(weld(apart)[0]) == 16
 
 
-def test_grid_accepts_a_batch_of_grids() -> None:
+def test_grid_accepts_a_batch_of_grids():
     positions = np.random.default_rng(0).normal(size=(3, 4, 5, 3))
     together = grid(positions, wrap_columns=True)
     alone = np.concatenate([grid(positions[:, :, i], wrap_columns=True) for i in range(5)])

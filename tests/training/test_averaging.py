@@ -1,7 +1,5 @@
 """The exponential moving average of the weights; test_train.py has its place in a run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +12,7 @@ from pointup.training.training_state import WeightAverage
 
 @settings(max_examples=10)
 @given(st.floats(0.05, 0.999), st.integers(1, 30), st.integers(0, 2**16))
-def test_the_average_follows_its_recursion(decay: float, steps: int, seed: int) -> None:
+def test_the_average_follows_its_recursion(decay, steps, seed):
     generator = torch.Generator().manual_seed(seed)
     weights = Upsampler(**SMALL.__dict__)
     average = WeightAverage(weights, decay)
@@ -34,14 +32,14 @@ def test_the_average_follows_its_recursion(decay: float, steps: int, seed: int) 
         assert not found.requires_grad
 
 
-def test_without_a_decay_the_model_is_that_of_the_weights() -> None:
+def test_without_a_decay_the_model_is_that_of_the_weights():
     weights = Upsampler(**SMALL.__dict__)
     average = WeightAverage(weights, None)
     average.update()
     assert average.model() is weights and average.state_dict() is None
 
 
-def test_a_share_of_the_initial_model_is_mixed_into_the_model_but_not_into_the_training() -> None:
+def test_a_share_of_the_initial_model_is_mixed_into_the_model_but_not_into_the_training():
     weights = Upsampler(**SMALL.__dict__)
     before = [w.detach().clone() for w in weights.parameters()]
     average = WeightAverage(weights, None, initial_share=0.75)
@@ -56,6 +54,6 @@ def test_a_share_of_the_initial_model_is_mixed_into_the_model_but_not_into_the_t
         torch.testing.assert_close(now, then + 1)
 
 
-def test_a_checkpoint_without_an_average_is_refused() -> None:
+def test_a_checkpoint_without_an_average_is_refused():
     with pytest.raises(ValueError, match="no average of the weights"):
         WeightAverage(Upsampler(**SMALL.__dict__), 0.9).load_state_dict(None)

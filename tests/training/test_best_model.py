@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from accelerate import Accelerator
 from conftest import metrics_of, wavy_pair
 from runs import options, training
 
@@ -23,12 +21,8 @@ def set_scores(monkeypatch: pytest.MonkeyPatch, *scores: float) -> None:
 
 
 def test_the_best_model_is_written_later_when_the_disk_was_full_and_the_last_at_the_next_start(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch, caplog
+):
     real, is_full, kept = training_state.save_model, iter([True, False, True, False]), []
 
     def save_model(*given: Any) -> None:
@@ -53,21 +47,15 @@ def test_the_best_model_is_written_later_when_the_disk_was_full_and_the_last_at_
 
 
 def test_a_run_without_a_complete_evaluation_says_that_it_saved_no_model(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch, caplog
+):
     set_scores(monkeypatch, np.inf)
     training.train(options(pair_directory, tmp_path / "run", steps=1), accelerator)
     assert not (tmp_path / "run" / "model").exists()
     assert caplog.text.count("no model was saved") == 1
 
 
-def test_a_budget_found_by_memory_does_not_refuse_a_larger_validation_pair(
-    tmp_path: Path, accelerator: Accelerator
-) -> None:
+def test_a_budget_found_by_memory_does_not_refuse_a_larger_validation_pair(tmp_path, accelerator):
     rng = np.random.default_rng(0)
     train = [wavy_pair(f"train_{i}", 40, 2.0, rng) for i in range(4)]
     write_pairs(train, [wavy_pair("validation_0", 400, 2.0, rng)], tmp_path / "data", info={})

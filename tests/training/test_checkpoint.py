@@ -37,7 +37,7 @@ def save(directory: Path, step: int, keep: int = 3, state: Trained | None = None
     return save_checkpoint(directory, model, optimizer, None, {"step": step, "best": 0.5}, keep)
 
 
-def test_a_loaded_checkpoint_has_the_saved_state_and_trains_identically(tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_has_the_saved_state_and_trains_identically(tmp_path):
     model, optimizer = trained(3)
     save(tmp_path, 3, state=(model, optimizer))
     again, its_optimizer = trained(seed=1)
@@ -50,7 +50,7 @@ def test_a_loaded_checkpoint_has_the_saved_state_and_trains_identically(tmp_path
     assert torch.equal(model.weight, again.weight)
 
 
-def test_no_checkpoint_is_none_and_a_partially_written_one_is_ignored(tmp_path: Path) -> None:
+def test_no_checkpoint_is_none_and_a_partially_written_one_is_ignored(tmp_path):
     assert latest_checkpoint(tmp_path) is None
     save(tmp_path, 5)
     (tmp_path / ".step_9.part").mkdir()
@@ -61,15 +61,13 @@ def test_no_checkpoint_is_none_and_a_partially_written_one_is_ignored(tmp_path: 
     assert not (tmp_path / ".step_9.part").exists()
 
 
-def test_the_oldest_by_step_are_deleted_not_the_oldest_by_name(tmp_path: Path) -> None:
+def test_the_oldest_by_step_are_deleted_not_the_oldest_by_name(tmp_path):
     for step in (8, 9, 10, 11):
         save(tmp_path, step, keep=2)
     assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_10", "step_11"]
 
 
-def test_a_kill_at_any_file_operation_leaves_latest_on_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_at_any_file_operation_leaves_latest_on_a_whole_checkpoint(tmp_path, monkeypatch):
     save(tmp_path, 1)
     real = os.fsync
     for fatal in range(7):
@@ -92,9 +90,7 @@ def test_a_kill_at_any_file_operation_leaves_latest_on_a_whole_checkpoint(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
-def test_a_truncated_file_is_refused_by_name_and_an_older_checkpoint_offered(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_truncated_file_is_refused_by_name_and_an_older_checkpoint_offered(tmp_path, name):
     save(tmp_path, 1)
     path = save(tmp_path, 2)
     content = (path / name).read_bytes()
@@ -104,9 +100,7 @@ def test_a_truncated_file_is_refused_by_name_and_an_older_checkpoint_offered(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
-def test_an_incomplete_checkpoint_newer_than_latest_is_skipped_and_never_offered(
-    tmp_path: Path, name: str
-) -> None:
+def test_an_incomplete_checkpoint_newer_than_latest_is_skipped_and_never_offered(tmp_path, name):
     save(tmp_path, 1)
     save(tmp_path, 2)
     (save(tmp_path, 3) / name).unlink()
@@ -122,9 +116,7 @@ def test_an_incomplete_checkpoint_newer_than_latest_is_skipped_and_never_offered
     assert load_checkpoint(path, *trained(), None)["step"] == 3
 
 
-def test_after_going_back_to_an_earlier_checkpoint_later_ones_do_not_count_as_kept(
-    tmp_path: Path,
-) -> None:
+def test_after_going_back_to_an_earlier_checkpoint_later_ones_do_not_count_as_kept(tmp_path):
     for step in (4, 6, 8):
         save(tmp_path, step)
     (tmp_path / "LATEST").write_text("step_4")
@@ -133,7 +125,7 @@ def test_after_going_back_to_an_earlier_checkpoint_later_ones_do_not_count_as_ke
     assert not (tmp_path / "step_4").exists()
 
 
-def test_a_changed_byte_a_foreign_model_and_another_format_are_refused(tmp_path: Path) -> None:
+def test_a_changed_byte_a_foreign_model_and_another_format_are_refused(tmp_path):
     save(tmp_path, 1)
     path = save(tmp_path, 2)
     foreign = torch.nn.Linear(5, 2), torch.optim.AdamW(torch.nn.Linear(5, 2).parameters())
@@ -150,13 +142,13 @@ def test_a_changed_byte_a_foreign_model_and_another_format_are_refused(tmp_path:
         latest_checkpoint(tmp_path)
 
 
-def test_a_disk_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_a_disk_that_can_not_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="can't be written"):
         save(tmp_path / "file" / "checkpoints", 1)
 
 
-def test_the_best_model_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_the_best_model_is_replaced_as_a_whole(tmp_path):
     small = {"feature_dim": 8, "heads": 2, "child_heads": 2, "num_layers": 1}
     for k in (4, 5):
         save_model(Upsampler(k=k, **small), tmp_path / "model")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +26,7 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def test_flags_override_the_options_of_a_file_which_override_the_defaults(tmp_path: Path) -> None:
+def test_flags_override_the_options_of_a_file_which_override_the_defaults(tmp_path):
     file = written(
         tmp_path / "run.yaml",
         "data: pairs\nsteps: 50\nlog-with: []\naugment: false\n"
@@ -46,7 +45,7 @@ def test_flags_override_the_options_of_a_file_which_override_the_defaults(tmp_pa
     assert parse(f"--config={file}").model.k == 8
 
 
-def test_a_length_given_by_a_flag_replaces_the_one_of_the_file(tmp_path: Path) -> None:
+def test_a_length_given_by_a_flag_replaces_the_one_of_the_file(tmp_path):
     file = written(tmp_path / "run.yaml", "steps: 50\n")
     config = parse("--config", file, "--hours", 2)
     assert (config.steps, config.hours) == (None, 2)
@@ -69,9 +68,7 @@ def test_a_length_given_by_a_flag_replaces_the_one_of_the_file(tmp_path: Path) -
         ),
     )
 )
-def test_the_config_json_of_a_run_is_a_file_of_options(
-    tmp_path_factory: pytest.TempPathFactory, config: TrainConfig
-) -> None:
+def test_the_config_json_of_a_run_is_a_file_of_options(tmp_path_factory, config):
     saved = {**as_dict(config), "slots": 2, "mixed_precision": "no", "cpu_threads": 1}
     file = written(tmp_path_factory.mktemp("run") / "config.json", json.dumps(saved))
     assert parse("--config", file) == config
@@ -101,26 +98,24 @@ def test_the_config_json_of_a_run_is_a_file_of_options(
         ("noise_spacings: 0.5\naugment: false\n", "--noise-spacings needs --augment"),
     ],
 )
-def test_a_file_that_holds_something_else_is_refused(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
+def test_a_file_that_holds_something_else_is_refused(tmp_path, text, complaint):
     file = written(tmp_path / "run.yaml", text)
     with pytest.raises(ConfigError, match=f"^--config {file}: {complaint}"):
         parse("--config", file)
 
 
-def test_null_in_a_file_means_that_the_option_is_not_given(tmp_path: Path) -> None:
+def test_null_in_a_file_means_that_the_option_is_not_given(tmp_path):
     text = "".join(f"{name}: null\n" for name in ("output-dir", "steps", "crop", "loss", "model"))
     assert parse("--config", written(tmp_path / "run.yaml", text)) == TrainConfig()
 
 
-def test_on_and_off_need_no_quotes_in_a_file(tmp_path: Path) -> None:
+def test_on_and_off_need_no_quotes_in_a_file(tmp_path):
     for word in ("on", "off", "'off'", "auto"):
         file = written(tmp_path / "run.yaml", f"gradient_checkpointing: {word}\n")
         assert parse("--config", file).gradient_checkpointing == word.strip("'")
 
 
-def test_a_flag_fits_the_options_of_a_file(tmp_path: Path) -> None:
+def test_a_flag_fits_the_options_of_a_file(tmp_path):
     file = written(tmp_path / "run.yaml", "model: {feature_dim: 50, heads: 5, child_heads: 5}\n")
     assert parse("--config", file, "--model.heads", 10).model.heads == 10
     with pytest.raises(ConfigError, match=r"^--learning-rate is -1\.0; it must be greater than 0$"):
@@ -147,22 +142,18 @@ def test_a_flag_fits_the_options_of_a_file(tmp_path: Path) -> None:
         ({"output_dir": Path("\udce4")}, "LC_ALL"),
     ],
 )
-def test_an_impossible_value_is_refused_in_a_line_that_names_the_option(
-    options: dict[str, Any], complaint: str
-) -> None:
+def test_an_impossible_value_is_refused_in_a_line_that_names_the_option(options, complaint):
     with pytest.raises(ConfigError, match=complaint) as error:
         TrainConfig(**options)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"missing.yaml: no such file"):
         parse("--config", tmp_path / "missing.yaml")
 
 
-def test_the_same_datasets_written_differently_continue_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_datasets_written_differently_continue_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path(name).mkdir()
@@ -171,7 +162,7 @@ def test_the_same_datasets_written_differently_continue_a_run(
 
 
 @pytest.mark.parametrize("other", [("a",), ("b=2", "a"), ("a", "b"), ("a=2", "b=2"), ("a", "c=2")])
-def test_other_datasets_weights_or_orders_are_another_run(other: tuple[str, ...]) -> None:
+def test_other_datasets_weights_or_orders_are_another_run(other):
     with pytest.raises(ConfigError, match=r"has data \['a', 'b=2'\], not"):
         check(("a", "b=2"), other)
 
@@ -181,14 +172,14 @@ def check(before: tuple[str, ...], now: tuple[str, ...]) -> None:
     check_same_run(saved, given, Path("config.json"))
 
 
-def test_every_preset_is_a_valid_file_of_options() -> None:
+def test_every_preset_is_a_valid_file_of_options():
     presets = [path for path in shipped_options().values() if path.parent.name == "presets"]
     assert len(presets) >= 2
     for path in presets:
         assert parse("--config", path) != TrainConfig(), path
 
 
-def test_the_help_tells_users_nothing_about_exceptions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_tells_users_nothing_about_exceptions(capsys):
     with pytest.raises(SystemExit):
         parse("--help")
     assert "Raises" not in capsys.readouterr().out

@@ -50,13 +50,11 @@ def facts_with(learning_rate: float) -> dict[str, Any]:
     return consistency.facts_of_start(TrainConfig(learning_rate=learning_rate))
 
 
-def test_processes_with_the_same_facts_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_the_same_facts_pass(monkeypatch):
     assert outcomes(monkeypatch, facts_with(0.1), facts_with(0.1)) == ["", ""]
 
 
-def test_all_processes_name_the_one_that_differs_and_its_option(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_processes_name_the_one_that_differs_and_its_option(monkeypatch):
     rates = (0.1, 0.1, 0.5)
     found = outcomes(monkeypatch, *map(facts_with, rates))
     expected = (
@@ -66,7 +64,7 @@ def test_all_processes_name_the_one_that_differs_and_its_option(
     assert found == [expected] * 3
 
 
-def test_machines_with_another_mixed_precision_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_with_another_mixed_precision_are_refused(monkeypatch):
     facts = [consistency.facts_of_start(TrainConfig(), dtype) for dtype in ("fp16", "no")]
     found = outcomes(monkeypatch, *facts)
     assert all("differs" in text and "mixed_precision no, there fp16" in text for text in found)

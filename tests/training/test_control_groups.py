@@ -11,7 +11,7 @@ from pointup.training.faults.available_memory import cores_of_process
 
 
 @pytest.fixture(autouse=True)
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight_cores(monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
 
@@ -25,9 +25,7 @@ def cores(folder: Path, membership: str, files: dict[str, str]) -> float:
     return cores_of_process(folder / "membership", folder / "sys")
 
 
-def test_without_control_groups_the_cores_are_those_of_the_affinity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_control_groups_the_cores_are_those_of_the_affinity(tmp_path, monkeypatch):
     assert cores_of_process(tmp_path / "nothing") == 8
     monkeypatch.delattr(os, "sched_getaffinity")
     assert cores_of_process(tmp_path / "nothing") == 64
@@ -36,17 +34,17 @@ def test_without_control_groups_the_cores_are_those_of_the_affinity(
 @pytest.mark.parametrize(
     ("quota", "expected"), [("max 100000", 8), ("150000 100000", 1.5), ("1600000 100000", 8)]
 )
-def test_a_quota_of_version_2_limits_the_cores(tmp_path: Path, quota: str, expected: float) -> None:
+def test_a_quota_of_version_2_limits_the_cores(tmp_path, quota, expected):
     assert cores(tmp_path, "0::/jobs/7\n", {"jobs/7/cpu.max": quota}) == expected
 
 
-def test_the_lowest_quota_of_all_groups_above_counts(tmp_path: Path) -> None:
+def test_the_lowest_quota_of_all_groups_above_counts(tmp_path):
     files = {"jobs/cpu.max": "200000 100000", "jobs/7/cpu.max": "400000 100000"}
     assert cores(tmp_path, "0::/jobs/7\n", files) == 2
 
 
 @pytest.mark.parametrize(("quota", "expected"), [("-1", 8), ("300000", 3)])
-def test_a_quota_of_version_1_limits_the_cores(tmp_path: Path, quota: str, expected: float) -> None:
+def test_a_quota_of_version_1_limits_the_cores(tmp_path, quota, expected):
     # In a container, the group is mounted at the top.
     membership = "9:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/docker/a\n"
     files = {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": "100000"}

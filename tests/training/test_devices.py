@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -33,7 +32,7 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
-def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def launched_for_gpus(monkeypatch) -> None:
     """The environment of a process that `accelerate launch` with use_cpu: false starts."""
     for name in (
         "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "PYTORCH_ALLOC_CONF",
@@ -59,14 +58,14 @@ def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
     ],
 )
-def test_out_of_memory_errors_of_any_origin_are_recognised(message: str) -> None:
+def test_out_of_memory_errors_of_any_origin_are_recognised(message):
     def work(batch: Any) -> torch.Tensor:
         raise RuntimeError(message)
 
     assert attempt(work, SimpleNamespace()) is None  # type: ignore[arg-type]
 
 
-def test_other_errors_are_not_out_of_memory() -> None:
+def test_other_errors_are_not_out_of_memory():
     for message in (
         "shape mismatch",
         "CUDA error: device-side assert triggered",
@@ -94,9 +93,7 @@ def torch_sees(number: int) -> Iterator[None]:
         (1, {"WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}),
     ],
 )
-def test_processes_that_a_scheduler_starts_are_not_refused(
-    num_devices: int, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_a_scheduler_starts_are_not_refused(num_devices, environment, monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     for name, value in environment.items():
@@ -107,9 +104,7 @@ def test_processes_that_a_scheduler_starts_are_not_refused(
     assert int(os.environ["LOCAL_RANK"]) < num_devices
 
 
-def test_a_process_whose_number_is_beyond_the_devices_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_whose_number_is_beyond_the_devices_is_refused(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.setenv("LOCAL_RANK", "9")
@@ -121,7 +116,7 @@ def test_a_process_whose_number_is_beyond_the_devices_is_refused(
 
 
 @pytest.mark.parametrize("place", ["training", "benchmark"])
-def test_products_of_16_bits_add_up_in_float32(place: str, tmp_path: Path) -> None:
+def test_products_of_16_bits_add_up_in_float32(place, tmp_path):
     products = torch.backends.cuda.matmul
     names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]
     before = {name: getattr(products, name) for name in names}
@@ -147,13 +142,8 @@ def test_products_of_16_bits_add_up_in_float32(place: str, tmp_path: Path) -> No
     ],
 )
 def test_what_a_launcher_asks_in_vain_is_refused_before_a_group_forms(
-    has_gpu: bool,
-    name: str,
-    value: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    has_gpu, name, value, message, tmp_path, monkeypatch
+):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.setenv(name, value)
     with (
@@ -167,9 +157,7 @@ def test_what_a_launcher_asks_in_vain_is_refused_before_a_group_forms(
     assert not join_group.called
 
 
-def test_without_a_gpu_one_process_continues_with_the_reason_and_several_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_one_process_continues_with_the_reason_and_several_end(monkeypatch, capsys):
     def prepare(use_cpu: str | None, request: LaunchRequest | None = None) -> str:
         if use_cpu is None:
             monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
@@ -203,9 +191,7 @@ def test_without_a_gpu_one_process_continues_with_the_reason_and_several_end(
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 8])
-def test_several_processes_launched_for_the_cpu_use_no_gpu(
-    num_gpus: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_launched_for_the_cpu_use_no_gpu(num_gpus, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "")
     monkeypatch.delenv("ACCELERATE_USE_CPU")
@@ -217,9 +203,7 @@ def test_several_processes_launched_for_the_cpu_use_no_gpu(
     assert os.environ["ACCELERATE_USE_CPU"] == "true"
 
 
-def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
     assert "is a CPU build" in why_no_accelerator()
@@ -235,9 +219,7 @@ def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(
         assert "Found no NVIDIA driver on your system. Please check" in why_no_accelerator()
 
 
-def test_the_allocator_uses_expandable_segments_unless_it_is_configured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_allocator_uses_expandable_segments_unless_it_is_configured(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
@@ -253,7 +235,7 @@ def test_the_allocator_uses_expandable_segments_unless_it_is_configured(
     assert accelerator.os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
 
 
-def test_the_memory_of_a_device_is_what_its_allocator_holds_with_gaps_between_tensors() -> None:
+def test_the_memory_of_a_device_is_what_its_allocator_holds_with_gaps_between_tensors():
     allocator = mock.Mock(
         mem_get_info=lambda device: (700, 1000),
         memory_allocated=lambda device: 100,
@@ -268,7 +250,7 @@ def test_the_memory_of_a_device_is_what_its_allocator_holds_with_gaps_between_te
     assert peak.bytes == 400
 
 
-def test_a_budget_found_leaves_15_percent_of_the_memory_free() -> None:
+def test_a_budget_found_leaves_15_percent_of_the_memory_free():
     group: Any = mock.Mock(num_processes=1, is_main_process=False, gather=lambda tokens: tokens)
     probe: Any = SimpleNamespace(peak_bytes=lambda tokens: 10 * tokens)
     nothing = nullcontext(SimpleNamespace(bytes=0))
@@ -282,7 +264,7 @@ def test_a_budget_found_leaves_15_percent_of_the_memory_free() -> None:
 
 
 @pytest.mark.parametrize("device", [GPU, torch.device("cpu")], ids=str)
-def test_training_and_evaluation_load_for_the_device_of_the_run(device: torch.device) -> None:
+def test_training_and_evaluation_load_for_the_device_of_the_run(device):
     config = TrainConfig(num_workers=0)
     dataset: Any = mock.MagicMock(full_sizes=np.array([5, 6]), names=["one", "other"])
     dataset.__len__.return_value = 2

@@ -43,8 +43,8 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_several_processes_train_the_model_that_one_trains(
-    pair_directory: Path, tmp_path: Path, launch: Launch, num_processes: int
-) -> None:
+    pair_directory, tmp_path, launch, num_processes
+):
     arguments = (
         "--data", pair_directory, *SMALL, "--steps", "20", "--eval-every", "20",
         "--num-workers", "0",
@@ -85,13 +85,8 @@ def assert_works(ended: Run, run: Path, num_processes: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes, num_workers, precision", [(1, 1, "no"), (2, 2, "bf16")])
 def test_the_quick_check_passes_and_leaves_nothing_in_shared_memory(
-    pair_directory: Path,
-    tmp_path: Path,
-    launch: Launch,
-    num_processes: int,
-    num_workers: int,
-    precision: str,
-) -> None:
+    pair_directory, tmp_path, launch, num_processes, num_workers, precision
+):
     words = quick_check(pair_directory, tmp_path, num_workers)
     ended = launch(*words, num_processes=num_processes, mixed_precision=precision)
     assert_works(ended, tmp_path, num_processes)
@@ -99,9 +94,7 @@ def test_the_quick_check_passes_and_leaves_nothing_in_shared_memory(
     assert shared_memory_of(ended.pids) == set()
 
 
-def test_an_unknown_option_is_refused_with_a_suggestion(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_option_is_refused_with_a_suggestion(monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["train.py", "--learning-rat", "1"])
     with pytest.raises(SystemExit) as ended:
         training.main()

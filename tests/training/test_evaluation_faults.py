@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from runs import SMALL
 
 from pointup.datasets.pair import Pair
@@ -29,8 +27,8 @@ def evaluate(evaluation: Evaluation, model: Upsampler) -> EvaluationResult:
 
 
 def test_a_cloud_too_large_for_the_memory_does_not_make_a_model_unusable(
-    pair_directory: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pair_directory, accelerator, monkeypatch
+):
     config = TrainConfig(data=(str(pair_directory),), num_pictures=0)
     data = open_training_data(config, accelerator)
     evaluation, upsampler = Evaluation(data, accelerator, config), Upsampler(**asdict(SMALL))
@@ -55,8 +53,8 @@ def test_a_cloud_too_large_for_the_memory_does_not_make_a_model_unusable(
     [('{"recipe": 1}', "m"), ('{"inputs": ["a.laz"]}', ""), ('{"recipe"', "")],
 )
 def test_figures_have_the_unit_of_the_surveys_and_a_damaged_description_costs_only_the_unit(
-    description: str, unit: str, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    description, unit, tmp_path, accelerator
+):
     cloud = np.random.default_rng(0).random((40, 3)).astype(np.float32)
     clouds = [Pair(str(i), cloud, cloud) for i in range(3)]
     write_pairs(clouds[:2], clouds[2:], tmp_path / "pairs", {})

@@ -78,8 +78,8 @@ def continues_like(data: Path, run: Path, undisturbed: Path) -> None:
     ("where", "number", "rank"), [("forward", 3, 1), ("reduction", 5, 0), ("evaluation", 1, 0)]
 )
 def test_a_stopped_process_is_reported_with_the_stacks_of_the_others(
-    pair_directory: Path, tmp_path: Path, where: str, number: int, rank: int
-) -> None:
+    pair_directory, tmp_path, where, number, rank
+):
     run = tmp_path / "run"
     outcome = f"SIGSTOP of process {rank} in {where}, --hang-timeout 3: exit not 0"
     fault = f"stop {where} {number} {rank}"
@@ -92,7 +92,7 @@ def test_a_stopped_process_is_reported_with_the_stacks_of_the_others(
         assert re.search(state.format(0, "reduction"), message)
 
 
-def test_a_hang_in_python_is_reported_with_its_line(pair_directory: Path, tmp_path: Path) -> None:
+def test_a_hang_in_python_is_reported_with_its_line(pair_directory, tmp_path):
     outcome = "hang in Python, --hang-timeout 3: the line is reported, exit not 0"
     options, fault = ("--hang-timeout", 3), "hang forward 3 0"
     message = fails(pair_directory, tmp_path / "run", outcome, *options, fault=fault)
@@ -100,8 +100,8 @@ def test_a_hang_in_python_is_reported_with_its_line(pair_directory: Path, tmp_pa
 
 
 def test_a_killed_process_is_started_again_and_the_run_ends_like_the_undisturbed_one(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path
-) -> None:
+    pair_directory, tmp_path, undisturbed
+):
     run = tmp_path / "run"
     outcome = "kill -9 of process 1, --max_restarts 1: restarts, continues, ends bit for bit"
     message = goes_on(pair_directory, run, outcome, fault="kill reduction 7 1", restarts=1)
@@ -118,8 +118,8 @@ def test_a_killed_process_is_started_again_and_the_run_ends_like_the_undisturbed
     ],
 )  # fmt: skip
 def test_a_process_killed_anywhere_ends_the_run_and_the_next_start_continues(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, where: str, number: int, rank: int
-) -> None:
+    pair_directory, tmp_path, undisturbed, where, number, rank
+):
     if (where, rank) == ("saving", 1):
         pytest.skip("the main process saves for all")
     run = tmp_path / "run"
@@ -130,8 +130,8 @@ def test_a_process_killed_anywhere_ends_the_run_and_the_next_start_continues(
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_killed_launcher_leaves_nothing_running_and_the_next_start_continues(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, num_processes: int
-) -> None:
+    pair_directory, tmp_path, undisturbed, num_processes
+):
     run = tmp_path / "run"
     slots = ("--accumulation-steps", 2 // num_processes)
     with launched(
@@ -149,8 +149,8 @@ def test_a_killed_launcher_leaves_nothing_running_and_the_next_start_continues(
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_launcher_killed_during_the_start_leaves_nothing_training(
-    pair_directory: Path, tmp_path: Path, num_processes: int
-) -> None:
+    pair_directory, tmp_path, num_processes
+):
     run = tmp_path / "run"
     with launched(pair_directory, run, "--steps", 100_000, num_processes=num_processes) as process:
         while len(processes_of(run)) < 1 + num_processes:
@@ -173,8 +173,8 @@ def test_a_launcher_killed_during_the_start_leaves_nothing_training(
     ],
 )
 def test_a_process_that_differs_is_named_with_what_differs(
-    pair_directory: Path, tmp_path: Path, what: str, difference: str
-) -> None:
+    pair_directory, tmp_path, what, difference
+):
     run, other = tmp_path / "run", tmp_path / "other"
     written = [open_samples(pair_directory, split) for split in ("train", "validation")]
     train, validation = ([part.pair(i) for i in range(len(part))] for part in written)
@@ -198,8 +198,8 @@ def test_a_process_that_differs_is_named_with_what_differs(
     ("what", "message"), [("kill", "killed by signal"), ("hang", "timed out"), ("raise", "broken")]
 )
 def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, what: str, message: str
-) -> None:
+    pair_directory, tmp_path, undisturbed, what, message
+):
     run = tmp_path / "run"
     # At about step 8: a process reads two or three clouds a step.
     settings = {"fault": f"{what} worker 22 1", "num_workers": 1}
@@ -210,8 +210,8 @@ def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout
 
 
 def test_a_dataset_that_one_process_can_not_read_is_reported_with_its_path(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+    pair_directory, tmp_path
+):
     run, broken = tmp_path / "run", tmp_path / "broken"
     shutil.copytree(pair_directory, broken)
     for path in (broken / "train").glob("*.arrow"):
@@ -225,8 +225,8 @@ def test_a_dataset_that_one_process_can_not_read_is_reported_with_its_path(
 
 
 def test_a_cloud_with_a_non_finite_loss_on_one_process_is_named_and_all_skip_the_step(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path
-) -> None:
+    pair_directory, tmp_path, undisturbed
+):
     run = tmp_path / "run"
     outcome = "NaN in one micro-batch: step skipped by all, trained on"
     goes_on(pair_directory, run, outcome, fault="nan forward 5 1")
@@ -239,7 +239,7 @@ def test_a_cloud_with_a_non_finite_loss_on_one_process_is_named_and_all_skip_the
     assert now[:4] == before[:4] and now[4] is None and len(now) == STEPS
 
 
-def test_processes_with_only_empty_batches_change_nothing(tmp_path: Path) -> None:
+def test_processes_with_only_empty_batches_change_nothing(tmp_path):
     rng = np.random.default_rng(0)
     pairs = [wavy_pair(f"cloud_{i}", 30 + 40 * i, 3.0, rng) for i in range(5)]
     write_pairs(pairs[:3], pairs[3:], tmp_path / "few", info={})  # Fewer than slots.
@@ -256,9 +256,7 @@ def test_processes_with_only_empty_batches_change_nothing(tmp_path: Path) -> Non
         assert torch.equal(weight, weights_of(runs[4])[name])
 
 
-def test_weights_without_gradient_on_one_process_count_as_zero_there(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+def test_weights_without_gradient_on_one_process_count_as_zero_there(pair_directory, tmp_path):
     run = tmp_path / "run"
     outcome = "weights without gradient on one process: trained on"
     goes_on(pair_directory, run, outcome, fault="lose window 5 1")
@@ -271,9 +269,7 @@ def test_weights_without_gradient_on_one_process_count_as_zero_there(
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_out_of_memory_on_one_process_changes_nothing(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, where: str
-) -> None:
+def test_out_of_memory_on_one_process_changes_nothing(pair_directory, tmp_path, undisturbed, where):
     run = tmp_path / "run"
     outcome = f"out of memory in {where}: done again in halves, ends with the same losses"
     goes_on(pair_directory, run, outcome, fault=f"oom {where} 3 1")
@@ -285,9 +281,7 @@ def test_out_of_memory_on_one_process_changes_nothing(
         assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
 
 
-def test_repeated_out_of_memory_on_one_process_lowers_the_budget_of_both(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+def test_repeated_out_of_memory_on_one_process_lowers_the_budget_of_both(pair_directory, tmp_path):
     options, fault = ("--token-budget", 1600), "small forward 3 1"
     for name in ("whole", "stopped"):
         run = tmp_path / name
@@ -305,9 +299,7 @@ def test_repeated_out_of_memory_on_one_process_lowers_the_budget_of_both(
         assert torch.equal(weight, weights_of(tmp_path / "stopped")[name])
 
 
-def test_the_automatic_budget_is_that_of_the_process_with_least_memory(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+def test_the_automatic_budget_is_that_of_the_process_with_least_memory(pair_directory, tmp_path):
     found = {}
     options = ("--token-budget", "auto", "--steps", 1)
     for name, fault in (("much", "memory none 60000000"), ("little", "memory none 12000000 1")):
@@ -325,7 +317,7 @@ def test_the_automatic_budget_is_that_of_the_process_with_least_memory(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path) -> Iterator[Path]:
     """A file system of 2 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -340,8 +332,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("on_save_error", ["go-on", "end"])
 def test_a_full_disk_leaves_the_last_checkpoint_whole_and_the_run_continues_when_it_is_freed(
-    pair_directory: Path, small_disk: Path, tmp_path: Path, undisturbed: Path, on_save_error: str
-) -> None:
+    pair_directory, small_disk, tmp_path, undisturbed, on_save_error
+):
     run = tmp_path / "run"
     run.symlink_to(small_disk)
     filler = small_disk / "filler"
@@ -371,8 +363,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_the_run_continues_when
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_checkpoint_is_refused_and_the_offered_one_leads_to_the_same_end(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, name: str, damage: str
-) -> None:
+    pair_directory, tmp_path, undisturbed, name, damage
+):
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="terminate reduction 9") as process:
         process.wait(PATIENCE)
@@ -398,8 +390,8 @@ def test_a_damaged_checkpoint_is_refused_and_the_offered_one_leads_to_the_same_e
 
 
 def test_a_signal_to_one_process_in_evaluation_saves_and_defers_the_evaluation(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path
-) -> None:
+    pair_directory, tmp_path, undisturbed
+):
     run = tmp_path / "run"
     goes_on(pair_directory, run, "SIGUSR1 in evaluation: saved", fault="usr1 reduction 6 1")
     assert latest_of(run) == "step_6"
@@ -409,8 +401,8 @@ def test_a_signal_to_one_process_in_evaluation_saves_and_defers_the_evaluation(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undisturbed_run(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, number: signal.Signals
-) -> None:
+    pair_directory, tmp_path, undisturbed, number
+):
     run = tmp_path / "run"
     with launched(pair_directory, run, num_workers=2) as process:
         wait_for_step(run, 2)
@@ -429,8 +421,8 @@ def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undistu
 @pytest.mark.parametrize("where", ["start", "forward", "saving", "worker"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_anywhere_saves_and_the_next_start_continues(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, where: str, rank: int
-) -> None:
+    pair_directory, tmp_path, undisturbed, where, rank
+):
     if (where, rank) == ("saving", 1):
         pytest.skip("the main process saves for all")
     run = tmp_path / "run"
@@ -448,9 +440,7 @@ def test_a_signal_to_one_process_anywhere_saves_and_the_next_start_continues(
 # Runs that continue with other numbers of processes, slots, budgets and precisions.
 
 
-def test_a_run_of_four_slots_continues_with_one_two_and_four_processes(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+def test_a_run_of_four_slots_continues_with_one_two_and_four_processes(pair_directory, tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"
     ends(pair_directory, whole, "--accumulation-steps", 4, num_processes=1)
     steps = [0]
@@ -468,8 +458,8 @@ def test_a_run_of_four_slots_continues_with_one_two_and_four_processes(
 
 
 def test_with_other_slots_and_budgets_each_cloud_of_an_epoch_is_still_seen_once(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+    pair_directory, tmp_path
+):
     run, seen = tmp_path / "run", tmp_path / "seen"
     seen.mkdir()
     settings = (
@@ -491,9 +481,7 @@ def test_with_other_slots_and_budgets_each_cloud_of_an_epoch_is_still_seen_once(
     assert "slots changed from 1 to 4" in log_of(run, 3)
 
 
-def test_a_run_continues_in_bf16_with_a_warning_in_the_logs(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+def test_a_run_continues_in_bf16_with_a_warning_in_the_logs(pair_directory, tmp_path):
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="terminate reduction 5 1") as process:
         process.wait(PATIENCE)

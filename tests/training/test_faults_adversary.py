@@ -38,7 +38,7 @@ BETWEEN = ("empty LATEST", "remove LATEST", "half a line", "a stray file", "a da
 
 
 @pytest.fixture
-def run_on_small_disk(tmp_path: Path) -> Iterator[tuple[Path, bool]]:
+def run_on_small_disk(tmp_path) -> Iterator[tuple[Path, bool]]:
     """The directory of a run, and whether it is on a separate disk of 8 MB."""
     run = tmp_path / "run"
     run.mkdir()
@@ -151,7 +151,7 @@ def assert_same(expected: Any, actual: Any, where: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def in_peace(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def in_peace(pair_directory, tmp_path_factory) -> dict[str, Any]:
     """The results of the undisturbed run."""
     run = tmp_path_factory.mktemp("peace") / "run"
     ends(pair_directory, run, *LENGTH)
@@ -161,11 +161,8 @@ def in_peace(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_twenty_random_disturbances_do_not_change_the_results_of_a_run(
-    pair_directory: Path,
-    run_on_small_disk: tuple[Path, bool],
-    in_peace: dict[str, Any],
-    seed: int,
-) -> None:
+    pair_directory, run_on_small_disk, in_peace, seed
+):
     run, can_be_full = run_on_small_disk
     chance = random.Random(seed)
     # Every kind once, in random order, then random kinds.

@@ -37,9 +37,7 @@ class InFloat16(nn.Module):
 @pytest.mark.parametrize(
     "options", [pytest.param({}, marks=pytest.mark.slow), FOREST], ids=["default", "forest"]
 )
-def test_two_points_close_to_each_other_and_far_from_the_rest_have_finite_gradients(
-    options: dict[str, Any],
-) -> None:
+def test_two_points_close_to_each_other_and_far_from_the_rest_have_finite_gradients(options):
     torch.manual_seed(0)
     model = Upsampler(**options).train()
     with torch.no_grad():

@@ -37,7 +37,7 @@ PATIENCE = 900
 
 
 @pytest.fixture
-def network(tmp_path: Path) -> Iterator[Network]:
+def network(tmp_path) -> Iterator[Network]:
     """Two hosts, which all tests use except the one with three hosts."""
     with made_hosts(2, tmp_path) as made:
         yield made
@@ -94,8 +94,8 @@ def output(network: Network) -> str:
 
 
 def test_the_documented_launch_lines_train_the_model_that_one_host_trains(
-    pair_directory: Path, tmp_path: Path, network: Network
-) -> None:
+    pair_directory, tmp_path, network
+):
     run = tmp_path / "run"
     configuration = on_cpus(tmp_path, 2, 4)
     page = (ROOT / "docs" / "guides" / "clusters.md").read_text().replace("\\\n", " ")
@@ -115,8 +115,8 @@ def test_the_documented_launch_lines_train_the_model_that_one_host_trains(
 
 
 def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(
-    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
-) -> None:
+    pair_directory, tmp_path, network, undisturbed
+):
     # The installers of Debian and Ubuntu write such an /etc/hosts.
     for host in network.hosts:
         names = tmp_path / f"names_{host.number}"
@@ -128,8 +128,8 @@ def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(
 
 
 def test_a_slow_and_lossy_link_changes_only_the_time(
-    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
-) -> None:
+    pair_directory, tmp_path, network, undisturbed
+):
     network.slow_down(delay=0.05, loss=0.01)
     with timed("link of 50 ms each way that loses 1 %"):
         launch(network, pair_directory, tmp_path / "run")
@@ -139,8 +139,8 @@ def test_a_slow_and_lossy_link_changes_only_the_time(
 
 @pytest.mark.parametrize("seconds", [2, 15])
 def test_a_temporarily_cut_link_only_delays_the_run(
-    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path, seconds: float
-) -> None:
+    pair_directory, tmp_path, network, undisturbed, seconds
+):
     run = tmp_path / "run"
     launch(network, pair_directory, run, STEP_SECONDS="0.3")
     wait_for_step(run, 3)
@@ -157,8 +157,8 @@ def test_a_temporarily_cut_link_only_delays_the_run(
 
 
 def test_a_permanently_cut_link_ends_the_run_on_both_hosts_and_it_continues_when_fixed(
-    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
-) -> None:
+    pair_directory, tmp_path, network, undisturbed
+):
     run = tmp_path / "run"
     launch(network, pair_directory, run, "--hang-timeout", 6, STEP_SECONDS="0.3")
     wait_for_step(run, 6)
@@ -178,13 +178,8 @@ def test_a_permanently_cut_link_ends_the_run_on_both_hosts_and_it_continues_when
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("how", ["killed", "power lost"])
 def test_a_host_that_dies_ends_the_run_and_a_restart_continues_it(
-    pair_directory: Path,
-    tmp_path: Path,
-    network: Network,
-    undisturbed: Path,
-    number: int,
-    how: str,
-) -> None:
+    pair_directory, tmp_path, network, undisturbed, number, how
+):
     run, host = tmp_path / "run", network.hosts[number]
     launch(network, pair_directory, run, "--hang-timeout", 6, STEP_SECONDS="0.3")
     wait_for_step(run, 6)
@@ -205,8 +200,8 @@ def test_a_host_that_dies_ends_the_run_and_a_restart_continues_it(
 
 
 def test_a_killed_process_is_restarted_with_those_of_the_other_host(
-    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
-) -> None:
+    pair_directory, tmp_path, network, undisturbed
+):
     run = tmp_path / "run"
     with timed("kill -9 of the process of host 1, --max_restarts 1"):
         launch(network, pair_directory, run, restarts=1, FAULT="kill forward 6 1")
@@ -215,8 +210,8 @@ def test_a_killed_process_is_restarted_with_those_of_the_other_host(
 
 
 def test_a_restarted_host_joins_the_one_that_waits_for_it(
-    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
-) -> None:
+    pair_directory, tmp_path, network, undisturbed
+):
     run, second = tmp_path / "run", network.hosts[1]
     launch(network, pair_directory, run, restarts=3, STEP_SECONDS="0.3")
     wait_for_step(run, 6)
@@ -230,9 +225,7 @@ def test_a_restarted_host_joins_the_one_that_waits_for_it(
 # Hosts with other code, packages, data or directories are reported before the first step.
 
 
-def test_other_code_on_a_host_is_reported_before_the_first_step(
-    pair_directory: Path, tmp_path: Path, network: Network
-) -> None:
+def test_other_code_on_a_host_is_reported_before_the_first_step(pair_directory, tmp_path, network):
     shutil.copytree(ROOT / "pointup", tmp_path / "pointup")
     with (tmp_path / "pointup" / "losses.py").open("a") as file:
         file.write("# One line more.\n")
@@ -245,8 +238,8 @@ def test_other_code_on_a_host_is_reported_before_the_first_step(
 
 
 def test_another_version_of_a_package_on_a_host_is_reported_before_the_first_step(
-    pair_directory: Path, tmp_path: Path, network: Network
-) -> None:
+    pair_directory, tmp_path, network
+):
     (tmp_path / "torch_geometric-9.8.7.dist-info").mkdir()
     (tmp_path / "torch_geometric-9.8.7.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: torch-geometric\nVersion: 9.8.7\n"
@@ -263,8 +256,8 @@ def test_another_version_of_a_package_on_a_host_is_reported_before_the_first_ste
 
 @pytest.mark.parametrize("there", ["other pairs", "no pairs"])
 def test_other_or_missing_data_on_a_host_is_reported_before_the_first_step(
-    pair_directory: Path, tmp_path: Path, network: Network, there: str
-) -> None:
+    pair_directory, tmp_path, network, there
+):
     other = tmp_path / "other"
     if there == "other pairs":
         rng = np.random.default_rng(1)
@@ -285,8 +278,8 @@ def test_other_or_missing_data_on_a_host_is_reported_before_the_first_step(
 
 
 def test_an_output_directory_that_only_one_host_sees_is_reported_before_the_first_step(
-    pair_directory: Path, tmp_path: Path, network: Network
-) -> None:
+    pair_directory, tmp_path, network
+):
     run, own = tmp_path / "shared" / "run", tmp_path / "own"
     run.parent.mkdir()
     own.mkdir()

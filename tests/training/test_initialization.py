@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ SMALL = {"feature_dim": 8, "k": 6, "num_layers": 1, "heads": 2, "child_heads": 2
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> str:
+def stored(tmp_path) -> str:
     torch.manual_seed(0)
     model = Upsampler(**SMALL)
     torch.nn.init.normal_(model.pull.weight, std=0.1)
@@ -25,7 +23,7 @@ def stored(tmp_path: Path) -> str:
     return str(tmp_path / "model")
 
 
-def test_layers_added_to_an_initial_model_change_nothing_before_training(stored: str) -> None:
+def test_layers_added_to_an_initial_model_change_nothing_before_training(stored):
     given = ModelConfig(column_layers=2, predict_error=True, max_pass_ratio=32.0)
     config, model = initial_model(TrainConfig(initial_model=stored, model=given))
     assert config.model == model.config
@@ -42,20 +40,20 @@ def test_layers_added_to_an_initial_model_change_nothing_before_training(stored:
     assert model.profile[-1].weight.grad is not None and model.profile[-1].weight.grad.any()
 
 
-def test_a_model_that_starts_from_lidar_has_heights_in_its_directory_too(tmp_path: Path) -> None:
+def test_a_model_that_starts_from_lidar_has_heights_in_its_directory_too(tmp_path):
     config, model = initial_model(TrainConfig(initial_model="lidar", model=ModelConfig(k=16)))
     assert config.model.heights
     model.save_pretrained(tmp_path)
     assert Upsampler.from_pretrained(tmp_path).config.heights
 
 
-def test_heights_can_be_given_with_an_initial_model(stored: str) -> None:
+def test_heights_can_be_given_with_an_initial_model(stored):
     assert not initial_model(TrainConfig(initial_model=stored))[0].model.heights
     given = TrainConfig(initial_model=stored, model=ModelConfig(heights=True))
     assert initial_model(given)[0].model.heights
 
 
-def test_options_that_do_not_fit_the_weights_are_refused_by_name(stored: str) -> None:
+def test_options_that_do_not_fit_the_weights_are_refused_by_name(stored):
     given = ModelConfig(num_layers=9, feature_dim=64, column_layers=1)
     flags = r"--model\.feature-dim, --model\.num-layers"
     keys = r"in a file of --config model\.feature_dim, model\.num_layers"
@@ -64,14 +62,14 @@ def test_options_that_do_not_fit_the_weights_are_refused_by_name(stored: str) ->
         initial_model(TrainConfig(initial_model=stored, model=given))
 
 
-def test_fewer_layers_than_the_initial_model_has_are_refused(tmp_path: Path) -> None:
+def test_fewer_layers_than_the_initial_model_has_are_refused(tmp_path):
     Upsampler(**SMALL, column_layers=2).save_pretrained(tmp_path)
     given = ModelConfig(column_layers=1)
     with pytest.raises(ConfigError, match=r"column-layers is 1; the initial model has 2"):
         initial_model(TrainConfig(initial_model=str(tmp_path), model=given))
 
 
-def test_all_weights_but_those_to_train_are_frozen(stored: str) -> None:
+def test_all_weights_but_those_to_train_are_frozen(stored):
     _, model = initial_model(TrainConfig(initial_model=stored, train_only=("quota", "embed")))
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert {name.split(".")[0] for name in trained} == {
@@ -84,7 +82,7 @@ def test_all_weights_but_those_to_train_are_frozen(stored: str) -> None:
         initial_model(TrainConfig(initial_model=stored, train_only=("none",)))
 
 
-def test_activations_are_recomputed_as_the_option_says() -> None:
+def test_activations_are_recomputed_as_the_option_says():
     choices = {"auto": None, "on": True, "off": False}
     for choice, recompute in choices.items():
         _, model = initial_model(

@@ -44,8 +44,8 @@ CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
     ],
 )
 def test_every_config_parses_with_accelerates_own_loader(
-    name: str, num_processes: int, num_machines: int, precision: str
-) -> None:
+    name, num_processes, num_machines, precision
+):
     config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
     assert config.num_processes == num_processes
     assert config.num_machines == num_machines
@@ -53,7 +53,7 @@ def test_every_config_parses_with_accelerates_own_loader(
     assert len(list(CONFIGS.glob("*.yaml"))) == 5
 
 
-def test_processes_and_device_are_read_from_the_launchers_command_line(tmp_path: Path) -> None:
+def test_processes_and_device_are_read_from_the_launchers_command_line(tmp_path):
     four = tmp_path / "four.yaml"
     four.write_text((CONFIGS / "cpu2.yaml").read_text().replace("processes: 2", "processes: 4"))
     eight = str(CONFIGS / "8gpu.yaml")
@@ -77,9 +77,7 @@ def test_processes_and_device_are_read_from_the_launchers_command_line(tmp_path:
 
 
 @pytest.mark.parametrize("default", ["cpu2", "8gpu"])
-def test_the_file_of_accelerate_config_is_read_if_none_is_named(
-    default: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_of_accelerate_config_is_read_if_none_is_named(default, monkeypatch):
     monkeypatch.setattr(accelerator, "default_config_file", str(CONFIGS / f"{default}.yaml"))
     monkeypatch.setattr(
         "accelerate.commands.config.config_args.default_config_file", str(CONFIGS / "cpu.yaml")
@@ -90,13 +88,13 @@ def test_the_file_of_accelerate_config_is_read_if_none_is_named(
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(1), psutil.NoSuchProcess(1)], ids=repr)
-def test_a_hidden_launcher_has_no_request(error: psutil.Error) -> None:
+def test_a_hidden_launcher_has_no_request(error):
     hidden = mock.Mock(cmdline=mock.Mock(side_effect=error))
     with mock.patch("psutil.Process.parents", lambda process: [hidden]):
         assert launch_request() is None
 
 
-def test_a_launcher_whose_configuration_was_removed_has_no_request(tmp_path: Path) -> None:
+def test_a_launcher_whose_configuration_was_removed_has_no_request(tmp_path):
     command = ["python", "-m", "accelerate.commands.launch", "--config_file", "gone.yaml", "run.py"]
     parent = mock.Mock(cmdline=lambda: command, cwd=lambda: str(tmp_path))
     with mock.patch("psutil.Process.parents", lambda process: [parent]):
@@ -105,9 +103,7 @@ def test_a_launcher_whose_configuration_was_removed_has_no_request(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launched_by", ["8gpu", "cpu2", "wrapper", "torchrun"])
-def test_several_processes_use_what_they_were_launched_for_or_end(
-    launched_by: str, tmp_path: Path
-) -> None:
+def test_several_processes_use_what_they_were_launched_for_or_end(launched_by, tmp_path):
     """Real launches; torch sees two devices at first, then none."""
     script = tmp_path / "device.py"
     script.write_text(
@@ -147,8 +143,8 @@ def test_several_processes_use_what_they_were_launched_for_or_end(
 
 
 def test_fewer_processes_than_requested_is_an_error_not_a_silent_single_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(accelerator, "launch_request", lambda: LaunchRequest(2, use_cpu=True))
     with pytest.raises(ConfigError, match="was to start 2 processes but started 1"):
@@ -164,9 +160,7 @@ def new_state() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("new_state")
-def test_an_environment_that_enables_compilation_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_enables_compilation_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
     with pytest.raises(ConfigError, match="dynamo_backend INDUCTOR is not supported"):
         make_accelerator(tmp_path)
@@ -176,9 +170,7 @@ def test_an_environment_that_enables_compilation_is_refused(
 
 
 @pytest.mark.usefixtures("new_state")
-def test_fp16_is_refused_on_a_processor_where_it_would_be_fp32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp16_is_refused_on_a_processor_where_it_would_be_fp32(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     with pytest.raises(ConfigError, match="fp16 needs a GPU; use bf16 or no"):
@@ -194,8 +186,8 @@ def test_fp16_is_refused_on_a_processor_where_it_would_be_fp32(
     ],
 )
 def test_plugins_are_refused_by_name_before_an_accelerator_is_made(
-    variable: str, value: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    variable, value, name, monkeypatch
+):
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError, match=f"^{name} of the launcher"), joined_group(1.0):
         pytest.fail("joined")
@@ -204,9 +196,7 @@ def test_plugins_are_refused_by_name_before_an_accelerator_is_made(
 @pytest.mark.parametrize(
     ("name", "variable"), [("srun", "SLURM_STEP_NUM_TASKS"), ("mpirun", "OMPI_COMM_WORLD_SIZE")]
 )
-def test_tasks_that_know_nothing_of_each_other_do_not_train(
-    name: str, variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_that_know_nothing_of_each_other_do_not_train(name, variable, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv(variable, "4")
     with pytest.raises(ConfigError, match=f"^{name} started 4 tasks"):
@@ -215,9 +205,7 @@ def test_tasks_that_know_nothing_of_each_other_do_not_train(
     check_tasks()
 
 
-def test_the_precision_of_notebook_launcher_is_that_of_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_precision_of_notebook_launcher_is_that_of_the_run(monkeypatch):
     # `joined_group` sets it: monkeypatch removes it afterwards only if it was set before.
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
@@ -227,7 +215,7 @@ def test_the_precision_of_notebook_launcher_is_that_of_the_run(
         pytest.fail("joined")
 
 
-def test_dropout_draws_the_same_numbers_for_the_same_step_and_slot() -> None:
+def test_dropout_draws_the_same_numbers_for_the_same_step_and_slot():
     import torch
 
     draws = set()
@@ -241,7 +229,7 @@ def test_dropout_draws_the_same_numbers_for_the_same_step_and_slot() -> None:
     assert len(draws) == 9
 
 
-def test_products_of_matrices_are_the_same_on_one_thread_as_on_several() -> None:
+def test_products_of_matrices_are_the_same_on_one_thread_as_on_several():
     code = (
         "import torch\n"
         "from pointup.training.distributed.accelerator import fix_order_of_sums\n"
@@ -269,8 +257,8 @@ def test_products_of_matrices_are_the_same_on_one_thread_as_on_several() -> None
 
 
 def test_a_tracker_that_is_not_installed_is_an_error_and_nothing_else_is_printed(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, recwarn, monkeypatch
+):
     monkeypatch.setattr(accelerator, "get_available_trackers", lambda: [LoggerType.TENSORBOARD])
     for names in (("tensorboard", "swanlab"), ("swanlab",), ("all", "swanlab")):
         with pytest.raises(ConfigError, match=r"^--log-with swanlab: the package is not installed"):

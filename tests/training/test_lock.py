@@ -44,9 +44,7 @@ def another_process_holding(directory: Path) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def test_a_second_run_is_refused_with_pid_and_host_and_may_start_after_a_kill(
-    tmp_path: Path,
-) -> None:
+def test_a_second_run_is_refused_with_pid_and_host_and_may_start_after_a_kill(tmp_path):
     with another_process_holding(tmp_path) as pid:
         with pytest.raises(ConfigError, match=f"process {pid} on {platform.node()} since 2"):
             RunLock(tmp_path, ALONE).__enter__()
@@ -60,8 +58,8 @@ def test_a_second_run_is_refused_with_pid_and_host_and_may_start_after_a_kill(
 
 
 def test_a_holder_on_another_machine_keeps_the_lock_while_it_shows_heartbeats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(lock, "SECONDS_BETWEEN_HEARTBEATS", 0.1)
     path = tmp_path / "lock"
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026"}))
@@ -83,9 +81,7 @@ def test_a_holder_on_another_machine_keeps_the_lock_while_it_shows_heartbeats(
         assert path.stat().st_mtime_ns > written
 
 
-def test_without_locks_in_the_file_system_the_pid_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_in_the_file_system_the_pid_decides(tmp_path, monkeypatch):
     def lockf(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
@@ -99,15 +95,13 @@ def test_without_locks_in_the_file_system_the_pid_decides(
         pass
 
 
-def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -> None:
+def test_a_directory_that_can_not_be_written_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"lock: can't be written.*--output-dir"):
         RunLock(tmp_path / "file" / "run", ALONE).__enter__()
 
 
-def test_heartbeats_go_on_after_one_that_the_file_system_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeats_go_on_after_one_that_the_file_system_refused(tmp_path, monkeypatch):
     refusals, has_heartbeat = iter([OSError(errno.ESTALE, "Stale file handle")]), threading.Event()
 
     def utime(path: Path) -> None:
@@ -121,9 +115,7 @@ def test_heartbeats_go_on_after_one_that_the_file_system_refused(
         assert has_heartbeat.wait(10.0)
 
 
-def test_the_text_of_another_machine_is_awaited_up_to_a_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_text_of_another_machine_is_awaited_up_to_a_time_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 10.0)
     writer = threading.Timer(0.1, (tmp_path / "lock").write_text, ["text"])
     writer.start()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from conftest import metrics_of
 from runs import SMALL, options, training
 
@@ -28,7 +26,7 @@ def measured(parts: np.ndarray, step: int = 0, **figures: float) -> MeasuredMode
     return {"step": step, "score": float(parts.mean()), "parts": by_pair, "figures": figures}
 
 
-def test_the_parts_of_a_pair_have_its_chamfer_distance_by_a_brute_force() -> None:
+def test_the_parts_of_a_pair_have_its_chamfer_distance_by_a_brute_force():
     rng = np.random.default_rng(0)
     target, cloud = rng.random((90, 3)), rng.random((50, 3))
     distances = np.linalg.norm(cloud[:, None] - target, axis=2)
@@ -49,7 +47,7 @@ def test_the_parts_of_a_pair_have_its_chamfer_distance_by_a_brute_force() -> Non
     assert [parts_per_side(number) for number in (1, 2, 5, 15, 16, 500)] == [4, 3, 2, 2, 1, 1]
 
 
-def test_noise_hardly_ever_makes_a_model_better_and_a_small_steady_gain_does() -> None:
+def test_noise_hardly_ever_makes_a_model_better_and_a_small_steady_gain_does():
     rng = np.random.default_rng(0)
     level = rng.uniform(0.3, 2.0, (2, 9))
     before = measured(level)
@@ -63,7 +61,7 @@ def test_noise_hardly_ever_makes_a_model_better_and_a_small_steady_gain_does() -
     assert not is_better(measured(np.array([[0.5]])), one), "one part shows nothing"
 
 
-def test_the_score_alone_does_not_replace_the_initial_model() -> None:
+def test_the_score_alone_does_not_replace_the_initial_model():
     rng = np.random.default_rng(0)
     level, config, progress = rng.uniform(0.5, 1.5, (20, 1)), TrainConfig(), Progress()
     assert progress.judge(measured(level), config)
@@ -76,7 +74,7 @@ def test_the_score_alone_does_not_replace_the_initial_model() -> None:
     assert progress.evaluations_since_best == 1
 
 
-def test_the_end_says_by_how_much_the_model_is_better_and_what_is_worse() -> None:
+def test_the_end_says_by_how_much_the_model_is_better_and_what_is_worse():
     before = measured(
         np.ones((2, 9)), chamfer=0.8, canopy_bias_shifted=-0.3, beyond_1=0.2, below_ground=0
     )
@@ -90,7 +88,7 @@ def test_the_end_says_by_how_much_the_model_is_better_and_what_is_worse() -> Non
     assert "no step was better by more than noise" in outcome("x", "chamfer", before, before)
 
 
-def test_samples_to_validate_are_spread_evenly_and_have_the_tokens_that_were_asked_for() -> None:
+def test_samples_to_validate_are_spread_evenly_and_have_the_tokens_that_were_asked_for():
     sizes = np.full(1000, 50)
     chosen = spread_samples(sizes, 100 * 50)
     assert len(chosen) == 100 and min(np.diff(chosen)) >= 3 and max(np.diff(chosen)) <= 17
@@ -99,8 +97,8 @@ def test_samples_to_validate_are_spread_evenly_and_have_the_tokens_that_were_ask
 
 
 def test_a_run_that_only_makes_its_initial_model_worse_ends_with_that_model(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    pair_directory, tmp_path, accelerator
+):
     torch.manual_seed(0)
     initial = Upsampler(**asdict(SMALL))
     initial.save_pretrained(tmp_path / "initial")

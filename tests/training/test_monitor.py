@@ -24,13 +24,13 @@ SHOWN = replace(RESULT, pictures={"bunny": PICTURE}, unit="US ft")
 
 
 @pytest.fixture
-def accelerator(tmp_path: Path) -> Iterator[Accelerator]:
+def accelerator(tmp_path) -> Iterator[Accelerator]:
     with new_accelerator(tmp_path, "tensorboard") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     """The directory of a run with a plan, two steps and two evaluations."""
     folder = tmp_path_factory.mktemp("monitor")
     with pytest.MonkeyPatch.context() as patch, new_accelerator(folder, "tensorboard") as made:
@@ -57,7 +57,7 @@ def events(run: Path) -> EventAccumulator:
     return EventAccumulator(str(run), {"images": 0, "scalars": 0, "tensors": 0}).Reload()
 
 
-def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(run: Path) -> None:
+def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(run):
     steps = [line for line in lines(run) if "loss" in line]
     assert steps[0].keys() == {
         "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
@@ -78,7 +78,7 @@ def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(run: Path) ->
     assert recorded.Scalars("5 memory/peak in GiB")[0].value > 0
 
 
-def test_an_evaluation_is_a_line_and_curves_beside_its_references(run: Path) -> None:
+def test_an_evaluation_is_a_line_and_curves_beside_its_references(run):
     expected = {
         "step": 10, "share_of_midpoints": 1.0, "validation": ROWS, "is_complete": True,
         "is_kept": True,
@@ -99,8 +99,8 @@ def test_an_evaluation_is_a_line_and_curves_beside_its_references(run: Path) -> 
 
 
 def test_the_first_table_has_the_unit_of_the_surveys_and_says_what_its_figures_are(
-    accelerator: Accelerator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    accelerator, tmp_path, capsys
+):
     with recording(accelerator, tmp_path) as recorded:
         for step, unit, times in ((50, "US ft", 1), (100, "", 0)):
             recorded.evaluate(step, replace(RESULT, unit=unit))
@@ -111,7 +111,7 @@ def test_the_first_table_has_the_unit_of_the_surveys_and_says_what_its_figures_a
             assert words.count("The figures are those of the output of `pointup upsample`") == times
 
 
-def test_a_picture_arrives_in_tensorboard_as_it_was_drawn(run: Path) -> None:
+def test_a_picture_arrives_in_tensorboard_as_it_was_drawn(run):
     from matplotlib.image import imread
 
     event = events(run).Images("pictures/bunny")[0]
@@ -120,9 +120,7 @@ def test_a_picture_arrives_in_tensorboard_as_it_was_drawn(run: Path) -> None:
     np.testing.assert_array_equal(np.round(read * 255).astype(np.uint8), PICTURE)
 
 
-def test_a_continued_run_has_no_step_twice(
-    accelerator: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_continued_run_has_no_step_twice(accelerator, tmp_path, monkeypatch):
     # Files of the same second are read in the order of these numbers, as texts: 9 follows 10.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
     for resume_step, last_step, loss in ((0, 10, 1.0), (5, 8, 2.0), (8, 12, 3.0)):
@@ -141,9 +139,7 @@ def test_a_continued_run_has_no_step_twice(
     assert [line["step"] for line in lines(tmp_path) if "validation" in line] == [4, 8, 12]
 
 
-def test_hyperparameters_belong_to_the_run_and_add_no_other_run(
-    accelerator: Accelerator, tmp_path: Path
-) -> None:
+def test_hyperparameters_belong_to_the_run_and_add_no_other_run(accelerator, tmp_path):
     for step in (0, 3):
         with recording(accelerator, tmp_path, step, learning_rate=3e-3):
             pass
@@ -156,16 +152,14 @@ def test_hyperparameters_belong_to_the_run_and_add_no_other_run(
     assert not {"num_workers", "output_dir", "debug"} & set(hparams)
 
 
-def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(
-    accelerator: Accelerator, tmp_path: Path
-) -> None:
+def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(accelerator, tmp_path):
     for name in ("first", "second"):
         with recording(accelerator, tmp_path / name) as recorded:
             recorded.train(1)
         assert len(events(tmp_path / name).Scalars("1 overview/3 training loss")) == 1
 
 
-def test_a_process_other_than_the_main_one_writes_only_its_log(tmp_path: Path) -> None:
+def test_a_process_other_than_the_main_one_writes_only_its_log(tmp_path):
     other = SimpleNamespace(
         is_main_process=False, process_index=1, num_processes=2, trackers=[],
         log_with=["tensorboard"],

@@ -33,14 +33,14 @@ def non_finite_step(non_finite: NonFiniteSteps, step: int, *clouds: str) -> bool
     return non_finite.may_step(step, math.nan, 1.0, 0.003, [piece(*clouds)])
 
 
-def test_clouds_at_fault_have_such_a_loss_or_are_the_first_with_such_gradients() -> None:
+def test_clouds_at_fault_have_such_a_loss_or_are_the_first_with_such_gradients():
     fine, spoiled = piece("a", "b", losses=[1.0, 2.0], sum_so_far=3.0), piece("c", losses=[1.0])
     assert non_finite_clouds([fine, spoiled, piece("d", losses=[2.0])]) == ["c"]
     assert non_finite_clouds([fine, spoiled, piece("d", "e", losses=[math.inf, 1.0])]) == ["d"]
     assert non_finite_clouds([fine]) == []
 
 
-def test_non_finite_steps_end_a_run_only_in_a_row() -> None:
+def test_non_finite_steps_end_a_run_only_in_a_row():
     non_finite = NonFiniteSteps(ALONE)
     for step in range(MAX_NON_FINITE_STEPS - 1):
         assert not non_finite_step(non_finite, step, "a")
@@ -52,7 +52,7 @@ def test_non_finite_steps_end_a_run_only_in_a_row() -> None:
         non_finite_step(non_finite, 40, "a")
 
 
-def test_a_cloud_common_to_all_non_finite_steps_is_distinguished_from_divergence() -> None:
+def test_a_cloud_common_to_all_non_finite_steps_is_distinguished_from_divergence():
     message = {}
     for others in (["culprit"], []):
         non_finite = NonFiniteSteps(ALONE)
@@ -65,7 +65,7 @@ def test_a_cloud_common_to_all_non_finite_steps_is_distinguished_from_divergence
     assert "diverged" not in message[1]
 
 
-def test_only_the_first_of_many_clouds_are_named() -> None:
+def test_only_the_first_of_many_clouds_are_named():
     assert named([]) == "no cloud in particular"
     assert named(["a", "b"]) == "a, b"
     assert named([str(i) for i in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
@@ -93,7 +93,7 @@ class Fp16Run:
         return may_step
 
 
-def test_with_fp16_a_non_finite_loss_with_finite_gradients_takes_no_step() -> None:
+def test_with_fp16_a_non_finite_loss_with_finite_gradients_takes_no_step():
     run = Fp16Run()
     for number, loss in enumerate((math.nan, math.inf)):
         assert not run.step(number, loss, 1.0)
@@ -101,9 +101,7 @@ def test_with_fp16_a_non_finite_loss_with_finite_gradients_takes_no_step() -> No
     assert run.step(2, 0.5, 1.0) and run.weight.item() == -1.0
 
 
-def test_with_fp16_gradients_that_stay_non_finite_end_the_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_with_fp16_gradients_that_stay_non_finite_end_the_run(caplog):
     run = Fp16Run()
     with caplog.at_level(logging.WARNING, "pointup"):
         # Overflows while the scale decreases do not count as non-finite steps.

@@ -54,7 +54,7 @@ EVERY_TERM = [
 
 
 @pytest.mark.parametrize("config", EVERY_TERM)
-def test_the_loss_of_a_cloud_is_independent_of_scale_and_batch(config: LossConfig) -> None:
+def test_the_loss_of_a_cloud_is_independent_of_scale_and_batch(config):
     batch = batch_of((20, 70), (30, 45))
     both = losses(batch, config)
     larger = batch.clone()
@@ -65,7 +65,7 @@ def test_the_loss_of_a_cloud_is_independent_of_scale_and_batch(config: LossConfi
 
 
 @pytest.mark.parametrize("config", EVERY_TERM)
-def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config: LossConfig) -> None:
+def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config):
     batch = batch_of((6, 12), (0, 0), (6, 12))
     batch.pos[:6] = 1.0
     values = losses(batch, config)
@@ -73,9 +73,7 @@ def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config: LossCon
 
 
 @pytest.mark.parametrize("config", EVERY_TERM)
-def test_a_cloud_without_a_target_has_a_finite_loss_and_leaves_the_others_as_they_are(
-    config: LossConfig,
-) -> None:
+def test_a_cloud_without_a_target_has_a_finite_loss_and_leaves_the_others_as_they_are(config):
     batch = batch_of((20, 70), (9, 0), (30, 45))
     batch.pos.requires_grad_()
     values = losses(batch, config)
@@ -86,7 +84,7 @@ def test_a_cloud_without_a_target_has_a_finite_loss_and_leaves_the_others_as_the
 
 
 @pytest.mark.parametrize("config", EVERY_TERM)
-def test_without_any_source_point_the_losses_are_0_and_have_a_graph(config: LossConfig) -> None:
+def test_without_any_source_point_the_losses_are_0_and_have_a_graph(config):
     batch = batch_of((0, 12), (0, 0), (0, 30))
     batch.pos.requires_grad_()
     values = losses(batch, config)
@@ -95,7 +93,7 @@ def test_without_any_source_point_the_losses_are_0_and_have_a_graph(config: Loss
     assert batch.pos.grad.shape == (0, 3)
 
 
-def test_coverage_is_the_fourth_power_of_the_distance_to_the_nearest_candidate() -> None:
+def test_coverage_is_the_fourth_power_of_the_distance_to_the_nearest_candidate():
     batch = batch_of((25, 60))
     # Farther away than any candidate.
     batch.target[0] = 9.0
@@ -114,7 +112,7 @@ def test_coverage_is_the_fourth_power_of_the_distance_to_the_nearest_candidate()
 
 
 @pytest.mark.parametrize("name", ["point_to_plane", "output_to_plane"])
-def test_plane_distances_are_those_of_all_candidates_or_of_the_output(name: str) -> None:
+def test_plane_distances_are_those_of_all_candidates_or_of_the_output(name):
     batch = batch_of((25, 60))
     ratio = training_ratio(batch, None, 16.0)
     output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
@@ -129,7 +127,7 @@ def test_plane_distances_are_those_of_all_candidates_or_of_the_output(name: str)
     torch.testing.assert_close(difference, 0.3 * height.mean()[None] / 0.1, rtol=1e-3, atol=1e-4)
 
 
-def test_the_unsquared_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing() -> None:
+def test_the_unsquared_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing():
     batch = batch_of((25, 60))
     ratio = training_ratio(batch, None, 16.0)
     output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
@@ -144,7 +142,7 @@ def test_the_unsquared_chamfer_is_the_mean_distance_both_ways_in_units_of_the_sp
     assert 0.5 * expected < scaled < expected
 
 
-def test_the_density_loss_is_least_if_the_shares_are_those_of_the_target() -> None:
+def test_the_density_loss_is_least_if_the_shares_are_those_of_the_target():
     pos = torch.tensor([[0.0, 0, 0], [1, 0, 0]])
     target = torch.tensor([[0.1, 0, 0], [0.0, 0.1, 0], [0.2, 0, 0], [0.9, 0, 0]])
     ptr = torch.tensor([0, 2])
@@ -165,7 +163,7 @@ def test_the_density_loss_is_least_if_the_shares_are_those_of_the_target() -> No
     assert loss(0.75) < min(loss(0.7), loss(0.8))
 
 
-def test_the_spacing_of_a_grid_shrinks_with_the_root_of_the_ratio() -> None:
+def test_the_spacing_of_a_grid_shrinks_with_the_root_of_the_ratio():
     x, y = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
     pos = torch.stack([x, y, torch.zeros_like(x)], dim=-1).reshape(-1, 3)
     ptr = torch.tensor([0, 144])
@@ -174,13 +172,13 @@ def test_the_spacing_of_a_grid_shrinks_with_the_root_of_the_ratio() -> None:
     torch.testing.assert_close(spacing[inner], torch.full((100,), 0.5))
 
 
-def test_the_ratio_of_a_pair_is_clamped_to_one_and_the_largest() -> None:
+def test_the_ratio_of_a_pair_is_clamped_to_one_and_the_largest():
     batch = batch_of((10, 45), (10, 5), (2, 60), (0, 4))
     assert training_ratio(batch, None, 16.0).tolist() == [4.5, 1.0, 16.0, 1.0]
     assert training_ratio(batch, 2.0, 16.0).tolist() == [2.0] * 4
 
 
-def test_an_impossible_weight_is_refused() -> None:
+def test_an_impossible_weight_is_refused():
     with pytest.raises(ConfigError, match="repulsion"):
         replace(LossConfig(), repulsion=-1.0)
 
@@ -192,7 +190,7 @@ TERMS = ["point_to_plane", "output_to_plane", "coverage", "density", "error", "r
 
 
 @pytest.mark.parametrize("term", TERMS)
-def test_a_weight_with_two_numbers_changes_linearly_during_the_run(term: str) -> None:
+def test_a_weight_with_two_numbers_changes_linearly_during_the_run(term):
     batch = batch_of((20, 70), (30, 45))
     torch.manual_seed(0)
     ratio = training_ratio(batch, None, 16.0)
@@ -209,7 +207,7 @@ def test_a_weight_with_two_numbers_changes_linearly_during_the_run(term: str) ->
     assert (at_start - without).abs().min() > 1e-4, "the term has to matter"
 
 
-def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances() -> None:
+def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances():
     batch = batch_of((25, 60))
     ratio = training_ratio(batch, None, 16.0)
     output: UpsamplerOutput = Upsampler(**SMALL, predict_error=True)(batch.pos, batch.ptr, ratio)
@@ -229,7 +227,7 @@ def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances() 
     assert term(true) < min(term(true + 0.1), term(true - 0.1), term(true.mean().expand(60)))
 
 
-def test_with_the_unit_of_the_cloud_a_centimetre_counts_the_same_everywhere() -> None:
+def test_with_the_unit_of_the_cloud_a_centimetre_counts_the_same_everywhere():
     batch = batch_of((25, 60))
     output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, 60 / 25)
     spacing = torch.linspace(0.1, 0.9, 25)

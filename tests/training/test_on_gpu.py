@@ -22,7 +22,7 @@ def device() -> torch.device:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_has_a_loss_like_that_of_the_cpu(precision: str) -> None:
+def test_a_step_has_a_loss_like_that_of_the_cpu(precision):
     batch = training_batch([300, 200, 400])
     there = TrainingWork(OneProcessGroup(device()), precision).step(batch.clone())
     here = TrainingWork(OneProcessGroup(torch.device("cpu")), "fp32").step(batch)
@@ -30,14 +30,14 @@ def test_a_step_has_a_loss_like_that_of_the_cpu(precision: str) -> None:
     assert there == pytest.approx(here, rel=0.05)
 
 
-def test_steps_on_the_accelerator_reduce_the_loss() -> None:
+def test_steps_on_the_accelerator_reduce_the_loss():
     batch = training_batch([300, 200, 400])
     work = TrainingWork(OneProcessGroup(device()), "bf16")
     losses = [work.step(batch) for _ in range(30)]
     assert losses[-1] < losses[0]
 
 
-def test_normals_are_those_of_the_cpu() -> None:
+def test_normals_are_those_of_the_cpu():
     pos = torch.rand(2000, 3) * torch.tensor([1.0, 1.0, 0.02])
     ptr = torch.tensor([0, 2000])
     here = local_geometry(pos, ptr, *knn(pos, ptr, 13))

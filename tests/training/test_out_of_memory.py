@@ -16,7 +16,7 @@ from pointup.training.faults.out_of_memory import halves, in_pieces
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PairDataset:
+def dataset(tmp_path_factory) -> PairDataset:
     rng = np.random.default_rng(0)
     pairs = [wavy_pair(f"cloud_{i}", size, 2.0, rng) for i, size in enumerate((9, 30, 5, 8, 12))]
     pairs[2].resample = None
@@ -29,7 +29,7 @@ def batch_of(dataset: PairDataset, *indices: int) -> Batch:
     return collate([dataset[index] for index in indices])
 
 
-def test_halves_equal_the_collation_of_the_same_clouds(dataset: PairDataset) -> None:
+def test_halves_equal_the_collation_of_the_same_clouds(dataset):
     first, second = halves(batch_of(dataset, 0, 1, 2, 3, 4))
     for half, expected in (
         (first, batch_of(dataset, 0, 1)),
@@ -44,7 +44,7 @@ def test_halves_equal_the_collation_of_the_same_clouds(dataset: PairDataset) -> 
 
 
 @pytest.mark.parametrize("most", [1000, 70, 95])
-def test_each_cloud_is_processed_once_in_parts_that_fit(dataset: PairDataset, most: int) -> None:
+def test_each_cloud_is_processed_once_in_parts_that_fit(dataset, most):
     done: list[str] = []
     pending: list[str] = []
 
@@ -62,7 +62,7 @@ def test_each_cloud_is_processed_once_in_parts_that_fit(dataset: PairDataset, mo
     assert done == [f"cloud_{i}" for i in (0, 2, 3, 4, 0, 2)]
 
 
-def test_a_cloud_too_large_by_itself_is_named_and_other_errors_pass(dataset: PairDataset) -> None:
+def test_a_cloud_too_large_by_itself_is_named_and_other_errors_pass(dataset):
     def fails(error: Exception) -> None:
         def work(batch: Batch) -> Tensor:
             raise error

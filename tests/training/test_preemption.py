@@ -21,7 +21,7 @@ def wait_until_requested(stop: StopRequest) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
-def test_a_signal_is_recorded_and_the_handlers_are_restored(name: str) -> None:
+def test_a_signal_is_recorded_and_the_handlers_are_restored(name):
     number = getattr(signal, name)
     # The tests may run under nohup, where SIGHUP is ignored.
     given = signal.signal(number, signal.default_int_handler)
@@ -34,7 +34,7 @@ def test_a_signal_is_recorded_and_the_handlers_are_restored(name: str) -> None:
     signal.signal(number, given)
 
 
-def test_two_sigints_in_quick_succession_count_as_one() -> None:
+def test_two_sigints_in_quick_succession_count_as_one():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         wait_until_requested(stop)
@@ -42,7 +42,7 @@ def test_two_sigints_in_quick_succession_count_as_one() -> None:
         time.sleep(0.05)
 
 
-def test_a_second_sigint_ends_a_process_that_waits_in_native_code() -> None:
+def test_a_second_sigint_ends_a_process_that_waits_in_native_code():
     code = (
         "import threading, ctypes\n"
         "from pointup.training.distributed.preemption import StopRequest\n"
@@ -78,7 +78,7 @@ def ended_after_its_launcher(code: str) -> subprocess.CompletedProcess[str]:
     return ended
 
 
-def test_the_death_of_the_launcher_ends_a_start() -> None:
+def test_the_death_of_the_launcher_ends_a_start():
     ended = ended_after_its_launcher(
         "from pointup.training.distributed.accelerator import joined_group\n"
         "with joined_group(1.0): os.write(tell, b'.'); time.sleep(60)\n"
@@ -86,7 +86,7 @@ def test_the_death_of_the_launcher_ends_a_start() -> None:
     assert ended.stderr == "the launcher is gone, and training has not begun\n"
 
 
-def test_the_death_of_the_launcher_requests_a_stop_and_then_ends_the_process() -> None:
+def test_the_death_of_the_launcher_requests_a_stop_and_then_ends_the_process():
     ended = ended_after_its_launcher(
         "from pointup.training.distributed.preemption import StopRequest\n"
         "with StopRequest(grace_seconds=1.0) as stop:\n"

@@ -22,7 +22,7 @@ from pointup.training.distributed.process_group import (
 
 
 @pytest.fixture
-def first_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def first_of_two(monkeypatch) -> pytest.MonkeyPatch:
     """The environment of process 0 on the first of two machines, known to itself as 127.0.0.1."""
     settings = {"GROUP_WORLD_SIZE": "2", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     for name, value in settings.items():
@@ -47,16 +47,14 @@ def outside() -> tuple[str, str]:
     pytest.skip("no network but the loopback")
 
 
-def test_the_first_machine_uses_the_interface_that_reaches_the_last(
-    first_of_two: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_machine_uses_the_interface_that_reaches_the_last(first_of_two):
     name, address = outside()
     store = dist.HashStore()
     store.set("address", address)
     assert chosen(store) == name
 
 
-def test_the_last_process_posts_its_address(first_of_two: pytest.MonkeyPatch) -> None:
+def test_the_last_process_posts_its_address(first_of_two):
     name, address = outside()
     first_of_two.setenv("RANK", "1")
     first_of_two.setenv("MASTER_ADDR", address)
@@ -66,15 +64,13 @@ def test_the_last_process_posts_its_address(first_of_two: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("setting", [("GROUP_WORLD_SIZE", "1"), ("GLOO_SOCKET_IFNAME", "mine")])
-def test_one_machine_and_an_interface_set_by_the_user_are_left_unchanged(
-    first_of_two: pytest.MonkeyPatch, setting: tuple[str, str]
-) -> None:
+def test_one_machine_and_an_interface_set_by_the_user_are_left_unchanged(first_of_two, setting):
     first_of_two.setenv(*setting)
     expected = setting[1] if setting[0] == "GLOO_SOCKET_IFNAME" else None
     assert chosen(dist.HashStore()) == expected
 
 
-def test_a_machine_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_does_not_exist_is_named(monkeypatch):
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -83,7 +79,7 @@ def test_a_machine_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch)
         address_towards("node7")
 
 
-def test_the_loopback_has_an_interface_and_an_address_elsewhere_has_none() -> None:
+def test_the_loopback_has_an_interface_and_an_address_elsewhere_has_none():
     assert interface_of(address_towards("127.0.0.1")) in ("lo", "lo0")
     assert interface_of("192.0.2.1") is None
 
@@ -96,33 +92,27 @@ REFUSED = ["--noise-spacings", "-1"]
 
 
 @pytest.fixture(params=PROGRAMS)
-def prog(request: pytest.FixtureRequest) -> str:
+def prog(request) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def program(prog: str) -> Callable[[list[str]], int]:
+def program(prog) -> Callable[[list[str]], int]:
     return PROGRAMS[prog]
 
 
-def test_an_error_names_the_program(
-    prog: str, program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_names_the_program(prog, program, capsys):
     assert program(REFUSED) == 1
     assert capsys.readouterr().err.startswith(f"{prog}: error: --noise-spacings is -1.0;")
 
 
-def test_an_error_shows_its_origin_on_request(
-    program: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_shows_its_origin_on_request(program, monkeypatch):
     monkeypatch.setenv("POINTUP_TRACEBACK", "1")
     with pytest.raises(ConfigError, match="--noise-spacings is -1"):
         program(REFUSED)
 
 
-def test_the_help_of_a_reader_that_is_gone_ends_with_status_141(
-    program: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_of_a_reader_that_is_gone_ends_with_status_141(program, monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w", buffering=1) as stdout:

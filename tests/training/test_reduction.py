@@ -45,7 +45,7 @@ class SlowPairs(torch.utils.data.Dataset[Data]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_step_that_waits_for_data_reports_the_stage(num_workers: int) -> None:
+def test_a_step_that_waits_for_data_reports_the_stage(num_workers):
     loader = make_loader(SlowPairs(), [[0, 1], [2, 3]], num_workers)  # type: ignore[arg-type]
     step, reduction = StepMeter(ALONE), StepReduction(ALONE, [])
     batch = step.next_of(iter(loader))
@@ -68,9 +68,7 @@ def test_a_step_that_waits_for_data_reports_the_stage(num_workers: int) -> None:
         ((1.0, 0.9), (0.0, 0.1), "augmenting"),
     ],
 )
-def test_a_step_reports_what_limits_it(
-    busy: tuple[float, ...], waits: tuple[float, ...], limit: str
-) -> None:
+def test_a_step_reports_what_limits_it(busy, waits, limit):
     totals = StepTotals(
         num_clouds=1, num_tokens=1, loss=0.0, stop=False, elapsed_seconds=0.0, busy_seconds=busy,
         data_wait_seconds=waits, out_of_memory=0, data_seconds={"reading": 1.0, "augmenting": 2.0},
@@ -78,7 +76,7 @@ def test_a_step_reports_what_limits_it(
     assert totals.limited_by == limit
 
 
-def test_losses_and_clouds_are_counted_for_each_dataset() -> None:
+def test_losses_and_clouds_are_counted_for_each_dataset():
     step, reduction = StepMeter(ALONE, num_datasets=3), StepReduction(ALONE, [])
     for losses, datasets in (([1.0, 2.0, math.nan], [0, 2, 1]), ([4.0], [0]), ([], [])):
         reduction.add(torch.tensor(losses))
@@ -89,7 +87,7 @@ def test_losses_and_clouds_are_counted_for_each_dataset() -> None:
     assert totals.loss_by_dataset[::2] == (2.5, 2.0) and math.isnan(totals.loss_by_dataset[1])
 
 
-def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_show() -> None:
+def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_show():
     weight = torch.nn.Parameter(torch.zeros(1))
     sums = []
     for order in ((1e8, 1.0, -1e8, 1.0), (1.0, 1.0, 1e8, -1e8), (-1e8, 1.0, 1.0, 1e8)):
@@ -104,7 +102,7 @@ def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_s
 
 
 @pytest.mark.parametrize("num_clouds", [1, 3, 100, 5000])
-def test_fp16_gradients_of_many_clouds_do_not_overflow(num_clouds: int) -> None:
+def test_fp16_gradients_of_many_clouds_do_not_overflow(num_clouds):
     def gradient(scaler: object, dtype: torch.dtype) -> float:
         accelerator: Any = SimpleNamespace(
             device=torch.device("cpu"), scaler=scaler, reduce=lambda buffer, reduction: buffer
@@ -125,7 +123,7 @@ def test_fp16_gradients_of_many_clouds_do_not_overflow(num_clouds: int) -> None:
 
 
 @pytest.mark.parametrize("requested", [(), (0,), (2,), (0, 1, 2)])
-def test_a_stop_requested_on_one_process_stops_all(requested: tuple[int, ...]) -> None:
+def test_a_stop_requested_on_one_process_stops_all(requested):
     buffers = []
 
     def reduced(rank: int, reduce: Callable[[Tensor], Tensor]) -> StepTotals:
@@ -151,9 +149,7 @@ def batch_of(directory: Path, *indices: int) -> Batch:
     return collate([dataset[(0, index)] for index in indices])
 
 
-def test_the_gradient_does_not_depend_on_how_clouds_are_packed(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+def test_the_gradient_does_not_depend_on_how_clouds_are_packed(pair_directory, tmp_path):
     config = options(pair_directory, tmp_path)
     torch.manual_seed(0)
     model = Upsampler(**SMALL.__dict__)
@@ -176,7 +172,7 @@ def test_the_gradient_does_not_depend_on_how_clouds_are_packed(
         assert loss == pytest.approx(losses_of_step[0], rel=1e-5)
 
 
-def test_a_micro_batch_without_clouds_adds_nothing(pair_directory: Path, tmp_path: Path) -> None:
+def test_a_micro_batch_without_clouds_adds_nothing(pair_directory, tmp_path):
     model, config = Upsampler(**SMALL.__dict__), options(pair_directory, tmp_path)
     reduction = StepReduction(ALONE, model.parameters())
     losses = training.losses_of_model(

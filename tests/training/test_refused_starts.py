@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from starts import Start, continues, refused_in_a_line
+from starts import continues, refused_in_a_line
 
 from pointup.disk import checksum, remove
 from pointup.training.run_directory.checkpoint import DATA_FILES
@@ -26,9 +26,7 @@ from pointup.training.run_directory.checkpoint import DATA_FILES
     ],
     ids=str,
 )
-def test_an_unreadable_file_is_refused_in_a_line_that_names_it(
-    start: Start, run: Path, name: str, content: bytes | None, remedy: str
-) -> None:
+def test_an_unreadable_file_is_refused_in_a_line_that_names_it(start, run, name, content, remedy):
     remove(run / name)
     if content is None:
         (run / name).mkdir()
@@ -38,15 +36,15 @@ def test_an_unreadable_file_is_refused_in_a_line_that_names_it(
 
 
 def test_with_a_missing_or_unreadable_latest_a_run_continues_from_the_newest_complete_checkpoint(
-    start: Start, run: Path
-) -> None:
+    start, run
+):
     for damage in (lambda latest: latest.write_bytes(b"\0\xff\xfe"), Path.unlink):
         damage(run / "checkpoints" / "LATEST")
         (run / "checkpoints" / "step_9").mkdir(exist_ok=True)
         assert "the newest whole one" in continues(start(run), run)
 
 
-def test_incomplete_checkpoints_are_never_overwritten_by_a_new_run(start: Start, run: Path) -> None:
+def test_incomplete_checkpoints_are_never_overwritten_by_a_new_run(start, run):
     (run / "checkpoints" / "LATEST").unlink()
     for step in (1, 2):
         (run / "checkpoints" / f"step_{step}" / "optimizer.pt").unlink()
@@ -55,7 +53,7 @@ def test_incomplete_checkpoints_are_never_overwritten_by_a_new_run(start: Start,
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_another_number_of_threads_is_reported(start: Start, run: Path) -> None:
+def test_another_number_of_threads_is_reported(start, run):
     assert "cpu_threads" not in continues(start(run), run)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -66,9 +64,7 @@ def test_another_number_of_threads_is_reported(start: Start, run: Path) -> None:
     assert f"cpu_threads changed from {threads} to {threads + 1}" in message
 
 
-def test_a_start_that_fails_does_not_claim_the_directory(
-    start: Start, tmp_path: Path, pair_directory: Path
-) -> None:
+def test_a_start_that_fails_does_not_claim_the_directory(start, tmp_path, pair_directory):
     run = tmp_path / "run"
     refused_in_a_line(start(run, "--data", tmp_path / "nowhere"), "nowhere")
     refused_in_a_line(start(run, "--token-budget", 100), "raise --token-budget")
@@ -77,9 +73,7 @@ def test_a_start_that_fails_does_not_claim_the_directory(
     refused_in_a_line(start(run, "--steps", 1, "--learning-rate", 1), "learning_rate")
 
 
-def test_several_processes_without_a_launcher_are_refused(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_processes_without_a_launcher_are_refused(start, tmp_path, monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -91,9 +85,7 @@ def test_several_processes_without_a_launcher_are_refused(
     refused_in_a_line(start(tmp_path / "run"), "WORLD_SIZE is 'two'")
 
 
-def test_a_cache_that_can_not_be_written_is_named(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_can_not_be_written_is_named(start, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("POINTUP_CACHE", str(tmp_path / "file" / "cache"))
     outcome = start(tmp_path / "run", data=None)
@@ -128,9 +120,7 @@ def changed_optimizer(path: Path, change: Callable[[dict[str, Any]], object]) ->
         lambda s: s["sampler"].update(segments=[[1, 800, None, 10**6]]),
     ],
 )  # fmt: skip
-def test_an_impossible_state_is_refused_and_a_complete_checkpoint_offered(
-    start: Start, run: Path, change: Callable[[dict[str, Any]], object]
-) -> None:
+def test_an_impossible_state_is_refused_and_a_complete_checkpoint_offered(start, run, change):
     changed_state(run / "checkpoints" / "step_2", change)
     refused_in_a_line(start(run), "step_2", "write step_1 into")
 
@@ -143,7 +133,7 @@ def test_an_impossible_state_is_refused_and_a_complete_checkpoint_offered(
     ],
 )
 def test_an_optimizer_that_does_not_fit_is_refused_and_a_complete_checkpoint_offered(
-    start: Start, run: Path, change: Callable[[dict[str, Any]], object]
-) -> None:
+    start, run, change
+):
     changed_optimizer(run / "checkpoints" / "step_2", change)
     refused_in_a_line(start(run), "step_2: can't be continued from", "write step_1 into")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from monitored import METRICS, ROWS, SCHEDULE, recording, totals
 
 from pointup.training.progress import Progress
@@ -23,7 +22,7 @@ from pointup.training.tracking.monitor import MetricsFile, TrainingBar
 from pointup.training.tracking.tables import evaluation_table, plan_table, share_line
 
 
-def test_truncated_lines_of_metrics_are_dropped_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_truncated_lines_of_metrics_are_dropped_and_the_rest_is_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
     file = MetricsFile(path, resume_step=2)
@@ -36,9 +35,7 @@ def test_truncated_lines_of_metrics_are_dropped_and_the_rest_is_kept(tmp_path: P
     assert path.read_text() == ""
 
 
-def test_a_log_holds_messages_warnings_and_the_exception_that_ended_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_holds_messages_warnings_and_the_exception_that_ended_the_run(tmp_path, capsys):
     logger = logging.getLogger("pointup.somewhere")
     before = list(logging.getLogger().handlers)
     with pytest.raises(RuntimeError), RankLog(tmp_path):
@@ -62,18 +59,14 @@ def test_a_log_holds_messages_warnings_and_the_exception_that_ended_the_run(
     assert logging.getLogger().handlers == before
 
 
-def test_other_processes_are_silent_on_the_console(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_processes_are_silent_on_the_console(tmp_path, capsys):
     with RankLog(tmp_path, process_index=3, num_processes=4):
         logging.getLogger("pointup").warning("not on the console")
     assert capsys.readouterr().err == ""
     assert "not on the console" in (tmp_path / "logs" / "rank_3.log").read_text()
 
 
-def test_progress_is_an_occasional_line_without_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_an_occasional_line_without_a_terminal(tmp_path, monkeypatch, capsys):
     clock = iter(np.arange(0, 1000, 0.5))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     with RankLog(tmp_path):
@@ -89,8 +82,8 @@ def test_progress_is_an_occasional_line_without_a_terminal(
 
 
 def test_progress_beyond_the_expected_length_shows_the_length_that_follows_from_its_share(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     with RankLog(tmp_path):
         bar = TrainingBar(seconds_between_lines=0)
         schedule: Any = SimpleNamespace(
@@ -103,9 +96,7 @@ def test_progress_beyond_the_expected_length_shows_the_length_that_follows_from_
     assert [line.split(",")[0] for line in said[:2]] == ["step 3/4", "step 5/10"]
 
 
-def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(tmp_path, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -126,7 +117,7 @@ def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(
     assert "step 1, loss 0.5" in (tmp_path / "logs" / "rank_0.log").read_text()
 
 
-def test_an_evaluation_table_is_aligned_and_defines_its_metrics() -> None:
+def test_an_evaluation_table_is_aligned_and_defines_its_metrics():
     text = evaluation_table(ROWS, METRICS, title="step 50")
     table = text.splitlines()
     assert max(map(len, table)) <= 100
@@ -144,7 +135,7 @@ def test_an_evaluation_table_is_aligned_and_defines_its_metrics() -> None:
     assert evaluation_table({"model": {"own": 1.0}}).splitlines()[0].split() == ["own"]
 
 
-def test_the_mean_of_the_ratios_of_the_clouds_is_not_taken_for_the_ratio_of_the_means() -> None:
+def test_the_mean_of_the_ratios_of_the_clouds_is_not_taken_for_the_ratio_of_the_means():
     line = share_line(1.036, 1.0)
     assert line == (
         "Chamfer, cloud by cloud: 103.6% of that of the midpoints on average; lower for 100% of "
@@ -155,7 +146,7 @@ def test_the_mean_of_the_ratios_of_the_clouds_is_not_taken_for_the_ratio_of_the_
     assert explained in evaluation_table(ROWS, METRICS)
 
 
-def test_a_plan_is_two_columns_of_at_most_a_hundred_characters() -> None:
+def test_a_plan_is_two_columns_of_at_most_a_hundred_characters():
     text = plan_table({"processes": 2, "token budget": "24,576", "data": "word " * 50})
     assert text.splitlines()[:2] == ["processes     2", "token budget  24,576"]
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -166,9 +157,7 @@ FULL_DISK = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="a device of Linux")
-def test_lines_that_a_full_disk_rejects_are_written_once_there_is_space(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_that_a_full_disk_rejects_are_written_once_there_is_space(tmp_path, caplog):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.write({"step": 1})
     real, metrics.file = metrics.file, FULL_DISK.open("ab", buffering=0)
@@ -185,11 +174,8 @@ def test_lines_that_a_full_disk_rejects_are_written_once_there_is_space(
 
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="a device of Linux")
 def test_a_full_disk_under_logs_and_trackers_is_reported_once_and_ends_nothing(
-    accelerator: Accelerator,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    accelerator, tmp_path, capsys, monkeypatch
+):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -34,7 +34,7 @@ def model(score: float, step: int = 1) -> MeasuredModel:
     return {"step": step, "score": score, "parts": {"0": [score]}, "figures": {}}
 
 
-def test_the_learning_rate_rises_linearly_then_falls_as_half_a_cosine() -> None:
+def test_the_learning_rate_rises_linearly_then_falls_as_half_a_cosine():
     for step, warmup in enumerate((0.25, 0.5, 0.75, 1.0)):
         cosine = 0.5 * (1 + math.cos(math.pi * step / 100))
         expected = warmup * (0.02 + 0.98 * cosine)
@@ -44,19 +44,17 @@ def test_the_learning_rate_rises_linearly_then_falls_as_half_a_cosine() -> None:
 
 
 @given(step=st.integers(0, 10**7), progress=st.floats(0, 1), warmup=st.integers(0, 1000))
-def test_the_learning_rate_is_positive_and_never_above_its_peak(
-    step: int, progress: float, warmup: int
-) -> None:
+def test_the_learning_rate_is_positive_and_never_above_its_peak(step, progress, warmup):
     assert 0 < learning_rate_at(step, progress, 2e-3, warmup) <= 2e-3
 
 
-def test_scaling_grows_with_the_clouds_in_a_step() -> None:
+def test_scaling_grows_with_the_clouds_in_a_step():
     assert scaled_learning_rate(1e-3, "none", 64, 16) == 1e-3
     assert scaled_learning_rate(1e-3, "sqrt", 64, 16) == pytest.approx(2e-3)
     assert scaled_learning_rate(1e-3, "linear", 64, 16) == pytest.approx(4e-3)
 
 
-def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
+def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours():
     assert length_in_steps(TrainConfig(data=("pairs",)), 7) == 200
     assert length_in_steps(TrainConfig(), 7) == 120
     assert length_in_steps(TrainConfig(steps=50), 7) == 50
@@ -70,7 +68,7 @@ def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
         assert schedule(**length).share_done(progress) == share
 
 
-def test_the_plan_of_a_run_in_hours_names_the_hours_and_the_intervals() -> None:
+def test_the_plan_of_a_run_in_hours_names_the_hours_and_the_intervals():
     for length, expected in (
         ({"steps": 50}, "50, 10 per epoch"),
         (
@@ -83,7 +81,7 @@ def test_the_plan_of_a_run_in_hours_names_the_hours_and_the_intervals() -> None:
 
 
 @pytest.mark.parametrize("epochs", [0.5, 1.0, 2.1, 3.0])
-def test_a_run_given_in_epochs_ends_with_them_although_the_budget_changes(epochs: float) -> None:
+def test_a_run_given_in_epochs_ends_with_them_although_the_budget_changes(epochs):
     run, shares, num_seen = schedule(epochs=epochs), [0.0], 0
     sampler = run.sampler
     while shares[-1] < 1.0:
@@ -97,7 +95,7 @@ def test_a_run_given_in_epochs_ends_with_them_although_the_budget_changes(epochs
     assert shares == sorted(shares) and 0 <= num_seen - 40 * epochs < 4
 
 
-def test_a_lowered_budget_applies_until_another_one_is_given() -> None:
+def test_a_lowered_budget_applies_until_another_one_is_given():
     progress = Progress(budget_at_start=1000, lowered_budget=800)
     assert progress.budget(1000) == 800
     assert progress.budget(2000) == 2000
@@ -115,15 +113,13 @@ def test_a_lowered_budget_applies_until_another_one_is_given() -> None:
         ({"target_chamfer": 0.65}, [0.7, 0.64], [True, True], True),
     ],
 )
-def test_patience_and_a_target_end_a_run(
-    options: dict[str, Any], scores: list[float], best: list[bool], finished: bool
-) -> None:
+def test_patience_and_a_target_end_a_run(options, scores, best, finished):
     progress = Progress(step=1)
     assert [progress.judge(model(score), TrainConfig(**options)) for score in scores] == best
     assert progress.finished == finished and progress.best == min(scores)
 
 
-def test_a_run_that_patience_ended_goes_on_with_more_patience_or_another_target() -> None:
+def test_a_run_that_patience_ended_goes_on_with_more_patience_or_another_target():
     progress = Progress(step=10, best=0.8, evaluations_since_best=2)
 
     def has_ended(steps: int = 50, **changes: Any) -> bool:
@@ -134,7 +130,7 @@ def test_a_run_that_patience_ended_goes_on_with_more_patience_or_another_target(
     assert has_ended(steps=10, patience=3)
 
 
-def test_a_run_on_the_default_data_is_evaluated_at_half_and_end_another_at_each_quarter() -> None:
+def test_a_run_on_the_default_data_is_evaluated_at_half_and_end_another_at_each_quarter():
     for options, intervals in (
         ({}, (60, 60)),
         ({"data": ("pairs",)}, (50, 50)),
@@ -146,7 +142,7 @@ def test_a_run_on_the_default_data_is_evaluated_at_half_and_end_another_at_each_
         assert (run.eval_every, run.save_every) == intervals
 
 
-def test_the_end_of_a_run_names_the_option_that_ended_it() -> None:
+def test_the_end_of_a_run_names_the_option_that_ended_it():
     progress = Progress(step=1200, best=0.8, evaluations_since_best=2)
     for options, end in (
         ({"steps": 1200, "patience": 2}, "."),
@@ -160,7 +156,7 @@ def test_the_end_of_a_run_names_the_option_that_ended_it() -> None:
         assert message == f"The run is complete at step 1,200{end}"
 
 
-def test_the_plan_reports_a_raised_budget_and_its_use_where_samples_are_left() -> None:
+def test_the_plan_reports_a_raised_budget_and_its_use_where_samples_are_left():
     names, sizes = np.array(["a", "b"]), np.array([500, 30_000])
     part = SimpleNamespace(names=names, full_sizes=sizes)
     data: Any = SimpleNamespace(train=part)
@@ -187,8 +183,8 @@ def test_the_plan_reports_a_raised_budget_and_its_use_where_samples_are_left() -
     ],
 )  # fmt: skip
 def test_the_plan_names_model_precision_and_only_a_scaling_that_there_is(
-    options: dict[str, Any], mixed_precision: str, row: str, shown: str
-) -> None:
+    options, mixed_precision, row, shown
+):
     accelerator: Any = SimpleNamespace(
         device=torch.device("cpu"), mixed_precision=mixed_precision, num_processes=1
     )

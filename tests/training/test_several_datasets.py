@@ -12,7 +12,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from conftest import metrics_of, wavy_pair
 from disturbed import latest_of
 from forked import run_forked
@@ -29,7 +28,7 @@ from pointup.training.datasets import open_training_data
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def two(tmp_path_factory) -> list[Path]:
     """Two datasets of 16 + 4 and 8 + 2 pairs, whose pairs have the same names."""
     folder, rng = tmp_path_factory.mktemp("two"), np.random.default_rng(1)
 
@@ -52,8 +51,8 @@ def arguments(two: list[Path], run: Path, steps: int, *more: object) -> list[str
 
 @pytest.mark.slow
 def test_a_run_on_two_datasets_logs_each_and_continues_after_a_signal_to_one_of_two_processes(
-    two: list[Path], tmp_path: Path, accelerator: Accelerator
-) -> None:
+    two, tmp_path, accelerator
+):
     whole, run = tmp_path / "whole", tmp_path / "run"
     config = parse_command_line(arguments(two, whole, 12, "--accumulation-steps", 2), "")
     training.train(config, accelerator)
@@ -104,9 +103,7 @@ def test_a_run_on_two_datasets_logs_each_and_continues_after_a_signal_to_one_of_
     assert "city" in log and "of the midpoint baseline's" in log
 
 
-def test_other_weights_or_another_order_do_not_continue_a_run(
-    two: list[Path], tmp_path: Path, accelerator: Accelerator
-) -> None:
+def test_other_weights_or_another_order_do_not_continue_a_run(two, tmp_path, accelerator):
     names = (str(two[0]), f"{two[1]}=3")
     config = options(two[0], tmp_path, steps=2, save_every=1, eval_every=2)
     training.train(replace(config, data=names), accelerator, stop_after=1)
@@ -118,7 +115,7 @@ def test_other_weights_or_another_order_do_not_continue_a_run(
             training.train(replace(config, data=changed), accelerator)
 
 
-def test_a_dataset_is_named_with_or_without_a_weight(two: list[Path], tmp_path: Path) -> None:
+def test_a_dataset_is_named_with_or_without_a_weight(two, tmp_path):
     (tmp_path / "lr=2").mkdir()
     named = data_sources([f"{two[0]}", f"{two[1]}=0.5", f"{tmp_path}/lr=2"])
     assert [(s.name, s.weight) for s in named[:2]] == [(str(two[0]), 1.0), (str(two[1]), 0.5)]
@@ -136,12 +133,12 @@ def test_a_dataset_is_named_with_or_without_a_weight(two: list[Path], tmp_path: 
         (("a", "./a=2"), "given twice"),
     ],
 )
-def test_impossible_datasets_are_refused(data: Any, message: str) -> None:
+def test_impossible_datasets_are_refused(data, message):
     with pytest.raises(ConfigError, match=message):
         TrainConfig(data=data)
 
 
-def test_data_of_the_command_line_replaces_that_of_a_file(tmp_path: Path) -> None:
+def test_data_of_the_command_line_replaces_that_of_a_file(tmp_path):
     for given, words, data in (
         (["a", "b=2"], [], ("a", "b=2")),
         (["a", "b=2"], ["--data", "c"], ("c",)),
@@ -153,9 +150,7 @@ def test_data_of_the_command_line_replaces_that_of_a_file(tmp_path: Path) -> Non
         assert parse_command_line(words, "").data == data
 
 
-def test_a_dataset_without_validation_samples_is_for_training_only(
-    two: list[Path], tmp_path: Path, accelerator: Accelerator
-) -> None:
+def test_a_dataset_without_validation_samples_is_for_training_only(two, tmp_path, accelerator):
     rng = np.random.default_rng(2)
     for name in ("third", "fourth"):
         pairs = [wavy_pair(f"{name}_{i}", 30, 3.0, rng) for i in range(20)]
@@ -168,9 +163,7 @@ def test_a_dataset_without_validation_samples_is_for_training_only(
 
 
 @pytest.mark.slow
-def test_figures_of_an_evaluation_are_those_of_datasets_with_validation_samples(
-    two: list[Path], tmp_path: Path
-) -> None:
+def test_figures_of_an_evaluation_are_those_of_datasets_with_validation_samples(two, tmp_path):
     rng = np.random.default_rng(3)
     write_pairs([wavy_pair(f"w_{i}", 30, 3.0, rng) for i in range(8)], [], tmp_path / "w", info={})
     run = tmp_path / "run"
@@ -185,8 +178,8 @@ def test_figures_of_an_evaluation_are_those_of_datasets_with_validation_samples(
 
 
 def test_training_samples_on_validation_ground_of_another_dataset_are_left_out(
-    tmp_path: Path, accelerator: Accelerator
-) -> None:
+    tmp_path, accelerator
+):
     rng = np.random.default_rng(0)
     np.save(tmp_path / "survey.npy", rng.random((16_000, 3)) * [60, 60, 1])
     for name, tile in (("ten", 10), ("eight", 8)):
@@ -206,8 +199,8 @@ def test_training_samples_on_validation_ground_of_another_dataset_are_left_out(
 
 @pytest.mark.parametrize("kind", ["meshes", "h5"])
 def test_training_samples_of_validation_shapes_of_another_dataset_are_left_out(
-    kind: str, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    kind, tmp_path, accelerator
+):
     inputs, rng = tmp_path / "inputs", np.random.default_rng(0)
     inputs.mkdir()
     if kind == "meshes":

@@ -24,7 +24,7 @@ NO_FAULT = {"FAULT": "none none 0 none"}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path) -> Iterator[Cluster]:
     with made_cluster(tmp_path) as made:
         yield made
 
@@ -70,7 +70,7 @@ def assert_trains_to_the_end(cluster: Cluster, job: int) -> None:
 
 
 @pytest.fixture
-def data(pair_directory: Path, tmp_path: Path) -> Path:
+def data(pair_directory, tmp_path) -> Path:
     """The pairs, beside a configuration for two hosts of one process each."""
     on_cpus(tmp_path, 2, 2)
     (tmp_path / "pairs").symlink_to(pair_directory)
@@ -78,8 +78,8 @@ def data(pair_directory: Path, tmp_path: Path) -> Path:
 
 
 def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_like_an_undisturbed_run(
-    data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path
-) -> None:
+    data, tmp_path, cluster, undisturbed
+):
     # SLURM counts in minutes; the signal comes one to two minutes after the start.
     times = {"--time=08:00:00": "--time=00:03:00", "B:TERM@120": "B:TERM@60"}
     script = job_script(data, str(tmp_path / "run"), **times)
@@ -95,8 +95,8 @@ def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_like_an_undisturbed_
 
 
 def test_a_preempted_job_saves_and_continues_after_the_other_has_ended(
-    data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path
-) -> None:
+    data, tmp_path, cluster, undisturbed
+):
     run = tmp_path / "run"
     # With time to save before it is killed.
     script = job_script(data, str(run))

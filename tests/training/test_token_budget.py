@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> PairDataset:
+def dataset(tmp_path_factory) -> PairDataset:
     """40 pairs of 45 to 720 points, of ratios 2 to 8."""
     rng = np.random.default_rng(0)
     pairs = [wavy_pair(f"cloud_{i}", 15 + 5 * (i % 15), 2 + i % 7, rng) for i in range(40)]
@@ -50,7 +50,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PairDataset:
 
 
 @pytest.fixture
-def accelerator(tmp_path: Path) -> Accelerator:
+def accelerator(tmp_path) -> Accelerator:
     return make_accelerator(tmp_path)
 
 
@@ -68,9 +68,7 @@ def with_overhead(tokens: int) -> int:
 
 @pytest.mark.parametrize("memory", [linear, with_recomputation, with_overhead])
 @pytest.mark.parametrize("limit", [10**5, 10**6, 10**7])
-def test_the_budget_nearly_fills_the_memory_and_no_probe_exceeds_it(
-    memory: Callable[[int], int], limit: int
-) -> None:
+def test_the_budget_nearly_fills_the_memory_and_no_probe_exceeds_it(memory, limit):
     tried: list[int] = []
 
     def peak(tokens: int) -> int:
@@ -83,7 +81,7 @@ def test_the_budget_nearly_fills_the_memory_and_no_probe_exceeds_it(
     assert max(map(memory, tried)) <= limit and len(tried) <= budget.MOST_PROBES
 
 
-def test_a_probe_that_runs_out_of_memory_is_halved_and_the_budget_is_zero_if_none_fits() -> None:
+def test_a_probe_that_runs_out_of_memory_is_halved_and_the_budget_is_zero_if_none_fits():
     found = largest_that_fits(
         lambda tokens: 100 if tokens <= 3000 else None, 90, smallest=50, largest=10**5, limit=10**6
     )
@@ -92,9 +90,7 @@ def test_a_probe_that_runs_out_of_memory_is_halved_and_the_budget_is_zero_if_non
     assert largest_that_fits(lambda tokens: 10 * tokens, 0, 50, 80, 10**6) == 80
 
 
-def test_the_heaviest_batches_hold_the_largest_clouds_and_those_of_most_children(
-    dataset: PairDataset,
-) -> None:
+def test_the_heaviest_batches_hold_the_largest_clouds_and_those_of_most_children(dataset):
     config = TrainConfig()
     largest, most_children = heaviest_batches(dataset, config, 1500)
     sizes = dataset.full_sizes
@@ -107,7 +103,7 @@ def test_the_heaviest_batches_hold_the_largest_clouds_and_those_of_most_children
     assert len(heaviest_batches(dataset, TrainConfig(max_clouds=2), 1500)[0]) == 2
 
 
-def test_the_peak_of_briefly_held_memory_is_measured() -> None:
+def test_the_peak_of_briefly_held_memory_is_measured():
     with PeakMemory(CPU) as nothing:
         pass
     with PeakMemory(CPU) as peak:
@@ -117,7 +113,7 @@ def test_the_peak_of_briefly_held_memory_is_measured() -> None:
     assert 1.8e8 < peak.bytes - nothing.bytes < 2.6e8
 
 
-def test_the_limit_is_the_share_of_this_process_in_the_free_memory() -> None:
+def test_the_limit_is_the_share_of_this_process_in_the_free_memory():
     alone, shared = memory_limit(CPU, 1), memory_limit(CPU, 1000)
     assert 0 < shared < alone
 
@@ -133,9 +129,7 @@ def test_the_limit_is_the_share_of_this_process_in_the_free_memory() -> None:
                            "memory/job/memory.usage_in_bytes": "400"}),
     ],
 )  # fmt: skip
-def test_limits_of_control_groups_are_read(
-    tmp_path: Path, line: str, files: dict[str, str]
-) -> None:
+def test_limits_of_control_groups_are_read(tmp_path, line, files):
     (tmp_path / "membership").write_text(f"3:cpuset:/\n{line}\n")
     for name, text in files.items():
         path = tmp_path / "sys" / name
@@ -181,7 +175,7 @@ def settle(
 
 
 @pytest.fixture
-def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def limited(monkeypatch) -> Callable[[float], None]:
     """Set the memory limit to this many bytes above those of the process.
 
     Bytes are those that `propagate` counts: the resident set of a process doesn't grow where tests
@@ -197,11 +191,8 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_the_budget_fits_into_the_memory_is_stored_and_not_searched_again(
-    dataset: PairDataset,
-    accelerator: Accelerator,
-    tmp_path: Path,
-    limited: Callable[[float], None],
-) -> None:
+    dataset, accelerator, tmp_path, limited
+):
     limited(2.4e8)
     found, tried = settle(dataset, accelerator, tmp_path)
     assert 1000 <= found <= 1200 and max(tried) <= 1200
@@ -220,15 +211,13 @@ def test_the_budget_fits_into_the_memory_is_stored_and_not_searched_again(
         (lambda tokens: 0.0 if tokens > 40_000 else tokens, 6_000_000, 40_000),  # out of memory
     ],
 )
-def test_the_budget_is_doubled_while_tokens_are_processed_faster(
-    speed: Callable[[int], float], largest: int, expected: int
-) -> None:
+def test_the_budget_is_doubled_while_tokens_are_processed_faster(speed, largest, expected):
     assert knee(speed, 5_000, largest) == expected
 
 
 def test_an_accelerator_gets_the_knee_not_all_that_fits(
-    dataset: PairDataset, accelerator: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dataset, accelerator, tmp_path, monkeypatch
+):
     gpu = SimpleNamespace(device=torch.device("cuda"), num_processes=1, is_main_process=True)
     monkeypatch.setattr(budget, "_fits_everywhere", lambda *_: (10**6, 0))
     monkeypatch.setattr(budget, "_least", lambda number, _: number)
@@ -237,20 +226,14 @@ def test_an_accelerator_gets_the_knee_not_all_that_fits(
     assert settle(dataset, gpu, tmp_path)[0] == busy  # type: ignore[arg-type]
 
 
-def test_few_steps_of_an_epoch_are_told(
-    dataset: PairDataset,
-    accelerator: Accelerator,
-    tmp_path: Path,
-    limited: Callable[[float], None],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_few_steps_of_an_epoch_are_told(dataset, accelerator, tmp_path, limited, caplog):
     limited(2.4e8)
     found, _ = settle(dataset, accelerator, tmp_path)
     steps = -(-int(dataset.full_sizes.sum()) // found)
     assert f"a token budget of {found:,} leaves about {steps} steps in an epoch" in caplog.text
 
 
-def test_the_speed_of_a_budget_is_that_of_its_heaviest_batch(dataset: PairDataset) -> None:
+def test_the_speed_of_a_budget_is_that_of_its_heaviest_batch(dataset):
     tried = []
 
     def propagate(batch: Batch) -> Tensor:
@@ -284,9 +267,7 @@ def grown(
     return found, tried
 
 
-def test_the_default_budget_is_raised_to_the_largest_pair(
-    dataset: PairDataset, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_budget_is_raised_to_the_largest_pair(dataset, accelerator, monkeypatch):
     assert grown(dataset, accelerator) == (options.DEFAULTS.token_budget, [])
     monkeypatch.setattr(options, "DEFAULTS", options.DEFAULTS._replace(token_budget=500))
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
@@ -301,11 +282,8 @@ def test_the_default_budget_is_raised_to_the_largest_pair(
 
 
 def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
-    dataset: PairDataset,
-    accelerator: Accelerator,
-    limited: Callable[[float], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    dataset, accelerator, limited, monkeypatch
+):
     monkeypatch.setattr(options, "DEFAULTS", options.DEFAULTS._replace(token_budget=100))
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
     limited(8e7)
@@ -316,12 +294,8 @@ def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
 
 
 def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(
-    dataset: PairDataset,
-    accelerator: Accelerator,
-    tmp_path: Path,
-    limited: Callable[[float], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    dataset, accelerator, tmp_path, limited, monkeypatch
+):
     limited(8e7)
     with pytest.raises(
         TrainingError, match=r"cloud_\d+: 720 points do not fit into the .* [MG]B that"

@@ -64,9 +64,7 @@ def record_four_steps(path: Path, *trackers: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_tracker_that_does_not_start_is_left_out_and_tensorboard_goes_on(
-    first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tracker_that_does_not_start_is_left_out_and_tensorboard_goes_on(first, tmp_path, capsys):
     recorder = Recorder((0,), RuntimeError("no key"))
     names = [recorder, "tensorboard"] if first else ["tensorboard", recorder]
     assert record_four_steps(tmp_path, *names) == [1, 2, 3, 4]
@@ -74,9 +72,7 @@ def test_a_tracker_that_does_not_start_is_left_out_and_tensorboard_goes_on(
     assert capsys.readouterr().err.count("no key") == 1
 
 
-def test_a_connection_that_is_lost_costs_its_own_points_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_connection_that_is_lost_costs_its_own_points_only(tmp_path, capsys):
     recorder = Recorder((2, 3), ConnectionResetError(104, "Connection reset by peer"))
     assert record_four_steps(tmp_path, recorder, "tensorboard") == [1, 2, 3, 4]
     assert recorder.logged == [1, 4]
@@ -84,7 +80,7 @@ def test_a_connection_that_is_lost_costs_its_own_points_only(
     assert message.count("can't write (Connection reset by peer): it is tried again") == 1
 
 
-def test_names_of_curves_have_only_characters_that_mlflow_accepts(tmp_path: Path) -> None:
+def test_names_of_curves_have_only_characters_that_mlflow_accepts(tmp_path):
     recorder = Recorder()
     with (
         new_accelerator(tmp_path, recorder) as made,
@@ -100,16 +96,14 @@ def test_names_of_curves_have_only_characters_that_mlflow_accepts(tmp_path: Path
     assert [name for name in names if not accepted.match(name)] == []
 
 
-def test_a_continued_run_keeps_its_id_at_weights_and_biases(tmp_path: Path) -> None:
+def test_a_continued_run_keeps_its_id_at_weights_and_biases(tmp_path):
     first = wandb_id(tmp_path, resume_step=0)
     assert wandb_id(tmp_path, resume_step=30) == first
     assert wandb_id(tmp_path, resume_step=0) != first
 
 
 @pytest.mark.slow
-def test_an_offline_run_of_wandb_keeps_pictures_in_the_run_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_offline_run_of_wandb_keeps_pictures_in_the_run_directory(tmp_path, monkeypatch, caplog):
     pytest.importorskip("wandb", reason="no wandb: pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from conftest import metrics_of, wavy_pair
 from runs import SMALL, final_weights, options, training
 from torch import Tensor
@@ -25,8 +23,8 @@ from pointup.training.evaluation import EvaluationResult
 
 
 def test_a_run_leaves_config_metrics_events_logs_checkpoints_and_the_best_model(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    pair_directory, tmp_path, accelerator
+):
     config, run = options(pair_directory, tmp_path / "run", eval_every=3), tmp_path / "run"
     training.train(config, accelerator)
     saved = json.loads((run / "config.json").read_text())
@@ -57,9 +55,7 @@ def test_a_run_leaves_config_metrics_events_logs_checkpoints_and_the_best_model(
     assert log.count("The run is complete at step 6.") == 2
 
 
-def test_a_run_can_start_from_another_model(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+def test_a_run_can_start_from_another_model(pair_directory, tmp_path, accelerator):
     torch.manual_seed(1)
     first = Upsampler(**{**SMALL.__dict__, "k": 7})
     torch.nn.init.normal_(first.pull.weight, std=0.1)
@@ -76,8 +72,8 @@ def test_a_run_can_start_from_another_model(
 
 
 def test_a_model_with_predicted_errors_is_calibrated_at_the_end(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    pair_directory, tmp_path, accelerator
+):
     model = replace(SMALL, predict_error=True)
     training.train(options(pair_directory, tmp_path / "run", steps=2, model=model), accelerator)
     kept = Upsampler.from_pretrained(tmp_path / "run" / "model")
@@ -96,12 +92,8 @@ def test_a_model_with_predicted_errors_is_calibrated_at_the_end(
     ("num_workers", "stops"), [(2, [5]), pytest.param(0, [2, 5], marks=pytest.mark.slow)]
 )
 def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    num_workers: int,
-    stops: list[int],
-) -> None:
+    pair_directory, tmp_path, accelerator, num_workers, stops
+):
     changes = {
         "save_every": 1, "token_budget": 4000, "ema_decay": 0.7,
         "model": ModelConfig(**{**SMALL.__dict__, "dropout": 0.1}),
@@ -132,8 +124,8 @@ def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
 
 
 def test_a_run_whose_epochs_differ_in_length_continues_with_the_same_learning_rate(
-    tmp_path: Path, accelerator: Accelerator
-) -> None:
+    tmp_path, accelerator
+):
     rng = np.random.default_rng(0)
     sizes = [20, 150, 30, 90, 200, 25, 60]
     write_pairs(
@@ -164,12 +156,8 @@ def test_a_run_whose_epochs_differ_in_length_continues_with_the_same_learning_ra
     "place", [pytest.param("losses_of_model", marks=pytest.mark.slow), "evaluate"]
 )
 def test_a_run_that_is_stopped_before_its_last_evaluation_is_not_complete(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch, place
+):
     config = options(pair_directory, tmp_path / "run", steps=1)
     log = tmp_path / "run" / "logs" / "rank_0.log"
     stops: list[str] = []
@@ -190,8 +178,8 @@ def test_a_run_that_is_stopped_before_its_last_evaluation_is_not_complete(
 
 
 def test_patience_ends_a_run_with_a_logged_step_and_more_patience_lets_it_go_on(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     scores = iter([0.9, 0.95, 0.96])
     monkeypatch.setattr(EvaluationResult, "score", property(lambda _: next(scores)))
     changes = {"steps": 9, "eval_every": 2, "save_every": 1, "log_every": 3}
@@ -204,9 +192,7 @@ def test_patience_ends_a_run_with_a_logged_step_and_more_patience_lets_it_go_on(
         assert latest == f"step_{expected[-1]}"
 
 
-def test_twenty_steps_beat_the_baseline_without_a_network(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+def test_twenty_steps_beat_the_baseline_without_a_network(pair_directory, tmp_path, accelerator):
     config = options(
         pair_directory, tmp_path / "run", steps=20, eval_every=20, save_every=20, warmup_steps=3,
         augment=False, learning_rate=5e-3,
@@ -217,9 +203,7 @@ def test_twenty_steps_beat_the_baseline_without_a_network(
     assert rows["model"]["cd"] < 0.95 * rows["midpoints"]["cd"]
 
 
-def test_a_dataset_without_any_good_sample_is_an_error(
-    tmp_path: Path, accelerator: Accelerator
-) -> None:
+def test_a_dataset_without_any_good_sample_is_an_error(tmp_path, accelerator):
     rng = np.random.default_rng(1)
     pairs = [wavy_pair(f"few_{i}", 3, 3, rng) for i in range(4)]
     write_pairs(pairs[:3], pairs[3:], tmp_path / "data", info={})

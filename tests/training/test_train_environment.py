@@ -19,8 +19,8 @@ from pointup.training.distributed.process_group import exit_status
 
 @pytest.mark.slow
 def test_a_run_succeeds_without_stderr_and_in_the_c_locale_in_a_directory_of_any_name(
-    pair_directory: Path, tmp_path: Path
-) -> None:
+    pair_directory, tmp_path
+):
     run = tmp_path / "l\u00e4ufe \u7d75"
     words = [sys.executable, str(ROOT / "train.py"), "--data", str(pair_directory), *SMALL,
              "--output-dir", str(run), "--steps", "2", "--num-workers", "0"]  # fmt: skip
@@ -38,9 +38,7 @@ def test_a_run_succeeds_without_stderr_and_in_the_c_locale_in_a_directory_of_any
         options(pair_directory, Path(os.fsencode(run).decode("ascii", "surrogateescape")))
 
 
-def test_a_program_of_training_has_streams_where_it_was_started_without(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_program_of_training_has_streams_where_it_was_started_without(monkeypatch):
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)
 
@@ -52,7 +50,7 @@ def test_a_program_of_training_has_streams_where_it_was_started_without(
     assert exit_status(program, "train.py") == 0
 
 
-def test_a_run_under_nohup_outlives_its_terminal() -> None:
+def test_a_run_under_nohup_outlives_its_terminal():
     code = (
         "import os, signal, time\n"
         "from pointup.training.distributed.preemption import StopRequest\n"

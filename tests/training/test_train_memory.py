@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from conftest import metrics_of
 from test_train import final_weights, options
 from torch import Tensor
@@ -37,11 +36,8 @@ class Device:
 
 
 def test_after_several_times_out_of_memory_the_budget_is_lowered_and_each_cloud_seen_once(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     device = Device(monkeypatch, most=7)
     changes = {"steps": None, "epochs": 1.0, "token_budget": 3000, "num_pictures": 0}
     config = options(pair_directory, tmp_path / "run", **changes)
@@ -57,11 +53,8 @@ def test_after_several_times_out_of_memory_the_budget_is_lowered_and_each_cloud_
 
 
 def test_out_of_memory_between_the_lines_of_the_metrics_is_counted_in_the_next_one(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     monkeypatch.setattr(budget, "EVENTS_BEFORE_LOWERING", 1000)
     device = Device(monkeypatch, most=7)
     changes = {"token_budget": 3000, "log_every": 2, "save_every": 1, "eval_every": 9}
@@ -84,12 +77,8 @@ def saved_state(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("crop", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_stopped_around_the_lowering_continues_with_the_same_batches(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-    crop: bool,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch, crop
+):
     Device(monkeypatch, most=7)
     changes = {
         "token_budget": 3000 if not crop else 600, "num_pictures": 0, "save_every": 1, "crop": crop,
@@ -111,11 +100,8 @@ def test_a_run_stopped_around_the_lowering_continues_with_the_same_batches(
 # In short: the search itself, in test_token_budget.py.
 @pytest.mark.slow
 def test_a_continued_run_keeps_its_automatic_budget(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     def little_more(*_: Any) -> int:
         with PeakMemory(accelerator.device) as now:
             pass

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from runs import final_weights, options, training
 from torch import Tensor
 from torch_geometric.data import Batch
@@ -21,8 +20,8 @@ from pointup.training.run_directory import checkpoint
 
 
 def test_noise_moves_the_sources_of_training_pairs_and_no_others(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    pair_directory, tmp_path, accelerator
+):
     quiet, noisy = (
         open_training_data(options(pair_directory, tmp_path, noise_spacings=noise), accelerator)
         for noise in (0.0, 0.5)
@@ -34,11 +33,8 @@ def test_noise_moves_the_sources_of_training_pairs_and_no_others(
 
 
 def test_the_weights_of_the_loss_change_with_the_run_and_go_on_when_it_is_continued(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     loss = LossConfig(point_to_plane=(3.0, 0.0), coverage=(0.0, 1.0))
     config = options(pair_directory, tmp_path, steps=4, save_every=2, loss=loss)
     real = training.losses_of_model
@@ -55,8 +51,8 @@ def test_the_weights_of_the_loss_change_with_the_run_and_go_on_when_it_is_contin
 
 
 def test_a_checkpoint_is_written_when_the_last_one_is_too_old(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    pair_directory, tmp_path, accelerator
+):
     config = options(pair_directory, tmp_path, steps=4, num_pictures=0, save_every=99)
     config = replace(config, eval_every=99, keep_checkpoints=9)
 
@@ -73,11 +69,8 @@ def test_a_checkpoint_is_written_when_the_last_one_is_too_old(
 
 
 def test_a_non_finite_step_is_skipped_and_its_cloud_named(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     real = training.losses_of_model
     bad: list[str] = []
 
@@ -97,11 +90,8 @@ def test_a_non_finite_step_is_skipped_and_its_cloud_named(
 
 
 def test_an_unwritable_disk_is_reported_and_training_continues_or_ends_by_choice(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     real = checkpoint.save_file
 
     def full(weights: Any, path: Path) -> None:
@@ -125,12 +115,8 @@ def test_an_unwritable_disk_is_reported_and_training_continues_or_ends_by_choice
 
 
 def test_debugging_names_the_operation_that_caused_a_non_finite_gradient(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch, capsys
+):
     real = training.losses_of_model
     monkeypatch.setattr(
         training, "losses_of_model", lambda *given: (real(*given) * 0.0).sqrt() * 0.0

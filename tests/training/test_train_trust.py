@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from conftest import metrics_of, wavy_pair
 from runs import final_weights, options, training
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -31,8 +30,8 @@ def evaluations_of(run: Path) -> list[dict[str, Any]]:
 
 
 def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_the_next_start(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     whole, run = (
         options(pair_directory, tmp_path / name, eval_every=3) for name in ("whole", "run")
     )
@@ -72,8 +71,8 @@ def pairs(names: list[str], num_points: int = 40, seed: int = 0) -> Iterator[Pai
 
 @pytest.mark.usefixtures("small_panels")
 def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_evaluated(
-    tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, accelerator, monkeypatch
+):
     held_out = list(pairs(["good", "other_surface", "bad_resample"]))
     held_out[1].surface = "other.npz"
     write_pairs(pairs(["a", "b", "c"]), held_out, tmp_path / "data", info={})
@@ -110,7 +109,7 @@ def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_
     assert (run / "model" / "config.json").exists()
 
 
-def test_a_model_that_fails_on_a_cloud_is_never_the_best() -> None:
+def test_a_model_that_fails_on_a_cloud_is_never_the_best():
     def result(is_complete: bool, *shares: float) -> evaluation.EvaluationResult:
         parts = {str(index): [share, share] for index, share in enumerate(shares)}
         return evaluation.EvaluationResult({}, list(shares), is_complete, parts=parts)
@@ -123,9 +122,7 @@ def test_a_model_that_fails_on_a_cloud_is_never_the_best() -> None:
 
 
 @pytest.mark.usefixtures("small_panels")
-def test_names_are_shown_as_they_are_in_pictures_logs_and_trackers(
-    tmp_path: Path, accelerator: Accelerator, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_are_shown_as_they_are_in_pictures_logs_and_trackers(tmp_path, accelerator, capsys):
     held_out = ["cost $5 or $\\frac$", "\x1b[2J\x1b[31mred\r", "../x\u202eabc", "$_{$"]
     broken = next(pairs(["bad\x1b[1m"], num_points=3))
     data, run = tmp_path / "data", tmp_path / "run"
@@ -142,9 +139,7 @@ def test_names_are_shown_as_they_are_in_pictures_logs_and_trackers(
     assert tags == {f"pictures/{name}" for name in shown}
 
 
-def test_a_dataset_replaced_by_another_of_the_same_sizes_is_refused(
-    tmp_path: Path, accelerator: Accelerator
-) -> None:
+def test_a_dataset_replaced_by_another_of_the_same_sizes_is_refused(tmp_path, accelerator):
     names = [f"cloud_{i}" for i in range(5)]
     data = tmp_path / "data"
 
@@ -172,8 +167,8 @@ def test_a_dataset_replaced_by_another_of_the_same_sizes_is_refused(
 
 
 def test_a_run_that_never_took_a_step_is_a_failure(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pair_directory, tmp_path, accelerator, monkeypatch
+):
     real = training.losses_of_model
     config = options(pair_directory, tmp_path, steps=3, num_pictures=0)
     monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * float("nan"))
@@ -186,12 +181,8 @@ def test_a_run_that_never_took_a_step_is_a_failure(
     "fused", [pytest.param(set(), marks=pytest.mark.slow), {"cpu"}], ids=["", "fused"]
 )
 def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
-    fused: set[str],
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    fused, pair_directory, tmp_path, accelerator, monkeypatch
+):
     monkeypatch.setattr("pointup.training.distributed.accelerator.FUSED", fused)
 
     def unscale() -> None:  # As the accelerator does with fp16.
@@ -217,9 +208,7 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     assert 0 < state["skipped"] < 8
 
 
-def test_a_dataset_truncated_during_a_run_is_named(
-    tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_truncated_during_a_run_is_named(tmp_path, accelerator, monkeypatch):
     data = tmp_path / "data"
     write_pairs(pairs([f"c{i}" for i in range(40)], num_points=900), pairs(["v"]), data, info={})
     real = training.StepMeter

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from conftest import metrics_of
 from disturbed import ends
 from runs import final_weights, options, training
@@ -31,7 +30,7 @@ def damage(directory: Path, split: str, names: list[str]) -> None:
 
 
 @pytest.fixture
-def damaged(pair_directory: Path, tmp_path: Path) -> Path:
+def damaged(pair_directory, tmp_path) -> Path:
     shutil.copytree(pair_directory, tmp_path / "damaged")
     damage(tmp_path / "damaged", "train", ["train_7"])
     return tmp_path / "damaged"
@@ -49,12 +48,8 @@ def without_train_7(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_with_a_damaged_sample_equals_the_step_without_it(
-    pair_directory: Path,
-    damaged: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pair_directory, damaged, tmp_path, accelerator, monkeypatch
+):
     changes: dict[str, Any] = {"steps": 6, "token_budget": 3000, "max_unreadable": 0.03}
     training.train(options(damaged, tmp_path / "run", **changes), accelerator)
     lines = [line for line in metrics_of(tmp_path / "run") if "loss" in line]
@@ -74,8 +69,8 @@ def test_a_step_with_a_damaged_sample_equals_the_step_without_it(
 
 
 def test_too_many_damaged_samples_end_the_run_with_the_last_one_named(
-    damaged: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    damaged, tmp_path, accelerator
+):
     damage(damaged, "train", ["train_3", "train_20"])
     config = options(damaged, tmp_path / "run", steps=20, max_unreadable=0.05)
     message = r"3 of 40 training samples can't be read, more than --max-unreadable 0.05 allows"
@@ -86,8 +81,8 @@ def test_too_many_damaged_samples_end_the_run_with_the_last_one_named(
 
 
 def test_a_damaged_validation_sample_is_reported_and_the_others_are_evaluated(
-    damaged: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    damaged, tmp_path, accelerator
+):
     damage(damaged, "validation", ["validation_2"])
     training.train(options(damaged, tmp_path / "run", steps=2, validation_share=9.0), accelerator)
     log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
@@ -97,8 +92,8 @@ def test_a_damaged_validation_sample_is_reported_and_the_others_are_evaluated(
 
 
 def test_a_run_continues_from_a_checkpoint_after_a_sample_was_damaged(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+    pair_directory, tmp_path, accelerator
+):
     data = shutil.copytree(pair_directory, tmp_path / "data")
     training.train(options(data, tmp_path / "run", steps=6), accelerator, stop_after=3)
     damage(data, "train", ["train_0"])
@@ -107,7 +102,7 @@ def test_a_run_continues_from_a_checkpoint_after_a_sample_was_damaged(
 
 
 @pytest.mark.slow
-def test_two_processes_leave_out_the_same_sample_as_one(damaged: Path, tmp_path: Path) -> None:
+def test_two_processes_leave_out_the_same_sample_as_one(damaged, tmp_path):
     runs = {}
     for num_processes in (1, 2):
         runs[num_processes] = tmp_path / f"run_{num_processes}"
@@ -121,9 +116,7 @@ def test_two_processes_leave_out_the_same_sample_as_one(damaged: Path, tmp_path:
     assert "left out train_7" in (runs[2] / "logs" / "rank_1.log").read_text()
 
 
-def test_a_step_without_a_readable_sample_changes_no_weight(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
+def test_a_step_without_a_readable_sample_changes_no_weight(pair_directory, tmp_path, accelerator):
     shutil.copytree(pair_directory, tmp_path / "data")
     names = [str(name) for name in open_samples(tmp_path / "data", "train").names]
     damage(tmp_path / "data", "train", names[::2])

@@ -45,9 +45,7 @@ class VanishingStore:
         return [json.dumps(asdict(heartbeat)).encode() for heartbeat in heartbeats]
 
 
-def test_a_store_that_stops_answering_blocks_no_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_store_that_stops_answering_blocks_no_process(monkeypatch):
     store = VanishingStore(calls=4)
     ended: list[tuple[int, str]] = []
     monkeypatch.setattr(watchdog, "connect_store", lambda: store)
@@ -91,23 +89,23 @@ def is_hung(*processes: tuple[str, float, float]) -> bool:
     return Watchdog(accelerator, TIMEOUT).is_hung(seen, NOW)
 
 
-def test_a_process_that_waits_for_one_that_makes_progress_is_no_hang() -> None:
+def test_a_process_that_waits_for_one_that_makes_progress_is_no_hang():
     assert not is_hung((WORKS, 2, 0), (WAITS, 301, 0))
     assert not is_hung((WORKS, 299, 0), (WAITS, 900, 0), ("reduction", 301, 0))
 
 
-def test_a_process_that_makes_no_progress_is_a_hang() -> None:
+def test_a_process_that_makes_no_progress_is_a_hang():
     assert is_hung((WORKS, 301, 0), (WAITS, 310, 0))
     assert is_hung((WORKS, 2, 0), ("forward and backward", 301, 0))
     assert is_hung((WORKS, 301, 0))
 
 
-def test_processes_that_all_wait_for_each_other_are_a_hang() -> None:
+def test_processes_that_all_wait_for_each_other_are_a_hang():
     assert is_hung((WAITS, 301, 0), (WAITS, 301, 0))
     assert not is_hung((WAITS, 301, 0), (WAITS, 299, 0))
 
 
-def test_a_process_without_heartbeat_is_a_hang_where_it_waits_too() -> None:
+def test_a_process_without_heartbeat_is_a_hang_where_it_waits_too():
     assert is_hung((WORKS, 2, 0), (WAITS, 301, 301))
     assert not is_hung((WORKS, 2, 0), (WAITS, 299, 299))
 
@@ -120,9 +118,7 @@ class SlowStore(VanishingStore):
 
 
 @pytest.mark.slow
-def test_no_thread_is_left_in_a_call_to_the_store_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_thread_is_left_in_a_call_to_the_store_at_the_end(monkeypatch):
     monkeypatch.setattr(watchdog, "connect_store", lambda: SlowStore(0))
     accelerator: Any = SimpleNamespace(
         process_index=1, num_processes=2, wait_for_everyone=lambda: None

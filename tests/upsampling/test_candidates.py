@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from forest_options import FOREST
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import CPU, StoreMaker, sheet, small_model
+from sheets import CPU, sheet, small_model
 
 from pointup import Upsampler, upsample
 from pointup.errors import ModelError
@@ -31,9 +30,7 @@ def candidates_of(
 
 @pytest.mark.parametrize("options", [{}, FOREST])
 @pytest.mark.parametrize("ratio", [2.0, 5.0])
-def test_candidates_of_blocks_are_those_of_the_whole_cloud(
-    ratio: float, options: dict[str, Any], make_store: StoreMaker
-) -> None:
+def test_candidates_of_blocks_are_those_of_the_whole_cloud(ratio, options, make_store):
     model, store = small_model(noise=0.1, **options), make_store(sheet(700))
     rows = store.read(0, len(store))
     pos = torch.from_numpy(rows["position"].astype(np.float32))
@@ -63,7 +60,7 @@ def test_candidates_of_blocks_are_those_of_the_whole_cloud(
         assert np.isclose(found.distance, nearest, atol=1e-5).mean() > 0.9
 
 
-def test_quotas_follow_from_the_predicted_errors_of_the_candidates(make_store: StoreMaker) -> None:
+def test_quotas_follow_from_the_predicted_errors_of_the_candidates(make_store):
     """A point whose candidates have twice the error gets a quarter of the points."""
     model = small_model(noise=0.1, **FOREST, error_exponent=1.0, density_exponent=1.0)
     store = make_store(sheet(300), block_size=300)
@@ -77,7 +74,7 @@ def test_quotas_follow_from_the_predicted_errors_of_the_candidates(make_store: S
     assert np.allclose(found.quota, expected, atol=1e-4)
 
 
-def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -> None:
+def test_points_may_have_different_numbers_of_children(make_store):
     model, store = small_model(noise=0.1), make_store(sheet(300), block_size=400)
     region = Region(store, 0, 1)
     core = region.places(0)
@@ -93,7 +90,7 @@ def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -
 
 
 @pytest.mark.parametrize("name", ["embed.0.weight", "pull.bias", "quota_powers"])
-def test_a_model_with_nan_in_its_output_is_an_error(name: str) -> None:
+def test_a_model_with_nan_in_its_output_is_an_error(name):
     model = small_model()
     with torch.no_grad():
         model.get_parameter(name).fill_(torch.nan)
@@ -107,9 +104,7 @@ def test_a_model_with_nan_in_its_output_is_an_error(name: str) -> None:
     away=st.sampled_from([0.0, 10.0, 1e4, 1e7]),
     seed=st.integers(0, 2**16),
 )
-def test_groups_are_near_or_few_and_hold_each_point_once(
-    sizes: list[int], away: float, seed: int
-) -> None:
+def test_groups_are_near_or_few_and_hold_each_point_once(sizes, away, seed):
     rng = np.random.default_rng(seed)
     clusters = [rng.standard_normal((size, 3)) + away * rng.random(3) for size in sizes]
     with TemporaryDirectory() as directory:

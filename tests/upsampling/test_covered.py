@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from forest_options import FOREST
 from scipy.spatial import cKDTree
-from sheets import StoreMaker, small_model
+from sheets import small_model
 
 from pointup import upsample
 from pointup.upsampling.ground import (
@@ -74,9 +72,7 @@ def covered(region: Region, places: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scene", [houses, crowns])
-def test_covered_places_are_those_of_a_search_one_by_one(
-    scene: Callable[[], np.ndarray], make_store: StoreMaker
-) -> None:
+def test_covered_places_are_those_of_a_search_one_by_one(scene, make_store):
     store = make_store(scene(), block_size=100)
     points = store.read(0, len(store))["position"]
     rng = np.random.default_rng(1)
@@ -86,7 +82,7 @@ def test_covered_places_are_those_of_a_search_one_by_one(
     assert found.any() == (scene is houses)
 
 
-def test_most_of_the_inside_of_a_house_is_covered_and_no_wall(make_store: StoreMaker) -> None:
+def test_most_of_the_inside_of_a_house_is_covered_and_no_wall(make_store):
     store = make_store(houses(), block_size=256)
     across, along, up = np.random.default_rng(2).random((3, 400))
     inside = np.stack([3.5 + 3 * across, 7.5 + 5 * along, 1 + 2 * up], axis=1)
@@ -95,7 +91,7 @@ def test_most_of_the_inside_of_a_house_is_covered_and_no_wall(make_store: StoreM
     assert not of_store(store, wall - store.frame.origin).any()
 
 
-def test_no_ground_below_crowns_is_covered(make_store: StoreMaker) -> None:
+def test_no_ground_below_crowns_is_covered(make_store):
     points = crowns()
     store = make_store(points[points[:, 2] > 0], block_size=256)
     rng = np.random.default_rng(3)
@@ -103,7 +99,7 @@ def test_no_ground_below_crowns_is_covered(make_store: StoreMaker) -> None:
     assert not of_store(store, ground - store.frame.origin).any()
 
 
-def test_a_sparse_floor_below_a_dense_ceiling_is_not_covered(make_store: StoreMaker) -> None:
+def test_a_sparse_floor_below_a_dense_ceiling_is_not_covered(make_store):
     rng = np.random.default_rng(4)
     ceiling = np.concatenate([rng.random((4000, 2)) * 10, np.full((4000, 1), 2.5)], axis=1)
     floor = np.concatenate([rng.random((60, 2)) * 10, np.zeros((60, 1))], axis=1)
@@ -116,7 +112,7 @@ def test_a_sparse_floor_below_a_dense_ceiling_is_not_covered(make_store: StoreMa
     assert of_store(store, half_way).mean() > 0.3
 
 
-def test_nothing_near_a_measured_point_is_covered(make_store: StoreMaker) -> None:
+def test_nothing_near_a_measured_point_is_covered(make_store):
     store = make_store(houses(), block_size=256)
     points = store.read(0, len(store))["position"]
     spacing = cKDTree(points).query(points, k=NUM_ABOVE + 1)[0][:, 1:].mean(axis=1)
@@ -126,7 +122,7 @@ def test_nothing_near_a_measured_point_is_covered(make_store: StoreMaker) -> Non
     assert of_store(store, points - 8 * below).any()
 
 
-def test_few_points_and_points_on_a_line_cover_nothing(make_store: StoreMaker) -> None:
+def test_few_points_and_points_on_a_line_cover_nothing(make_store):
     below = np.array([[0.0, 0.0, -9.0], [0.3, 0.0, -9.0]])
     for points in (
         np.random.default_rng(0).random((NUM_ABOVE - 1, 3)) * (1, 1, 0.01),
@@ -136,7 +132,7 @@ def test_few_points_and_points_on_a_line_cover_nothing(make_store: StoreMaker) -
         assert not of_store(store, below).any()
 
 
-def test_fewer_than_half_of_the_points_in_houses_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_than_half_of_the_points_in_houses_are_left(monkeypatch):
     points = houses(num_points=1500)
 
     def num_inside(cloud: np.ndarray) -> int:
@@ -153,7 +149,7 @@ def test_fewer_than_half_of_the_points_in_houses_are_left(monkeypatch: pytest.Mo
     assert num_inside(with_rule) < num_inside(without) / 2
 
 
-def test_places_do_not_depend_on_the_scale_or_the_first_block(make_store: StoreMaker) -> None:
+def test_places_do_not_depend_on_the_scale_or_the_first_block(make_store):
     points = houses()
     rng = np.random.default_rng(5)
     places = points[rng.integers(len(points), size=300)] - (0, 0, 3)
@@ -191,7 +187,7 @@ def afloat(region: Region, places: np.ndarray, spacing: np.ndarray | float) -> n
     return is_afloat(region, places, neighbors_beside(region, places), distance, spacing)
 
 
-def test_places_afloat_are_those_of_a_search_one_by_one(make_store: StoreMaker) -> None:
+def test_places_afloat_are_those_of_a_search_one_by_one(make_store):
     store = make_store(trees(), block_size=100)
     points = store.read(0, len(store))["position"]
     rng = np.random.default_rng(1)
@@ -204,9 +200,7 @@ def test_places_afloat_are_those_of_a_search_one_by_one(make_store: StoreMaker) 
     assert np.array_equal(afloat(Region(store, 0, 1), places, spacing), expected)
 
 
-def test_air_beside_crowns_is_empty_and_the_space_below_them_is_not(
-    make_store: StoreMaker,
-) -> None:
+def test_air_beside_crowns_is_empty_and_the_space_below_them_is_not(make_store):
     points = trees()
     store = make_store(points, block_size=256)
     beside, below = np.full((2, 300, 3), [10.0, 10.0, 6.0])
@@ -224,7 +218,7 @@ def test_air_beside_crowns_is_empty_and_the_space_below_them_is_not(
     assert share_afloat(make_store(points[:11], block_size=8), beside) == 0
 
 
-def test_fewer_new_points_hang_in_empty_air_with_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_new_points_hang_in_empty_air_with_the_rule(monkeypatch):
     points = trees(num_points=1500)
     tree = cKDTree(points)
     model = small_model(**FOREST | {"column_neighbors": 12, "column_stride": 8}, reach=8.0)

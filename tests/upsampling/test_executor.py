@@ -15,9 +15,7 @@ from pointup.upsampling.executor import host_threads, single_threaded_operations
 GPU = torch.device("cuda", 0)
 
 
-def test_beside_a_gpu_threads_follow_the_machine_and_its_processes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_beside_a_gpu_threads_follow_the_machine_and_its_processes(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     # A launcher for GPUs leaves torch one thread.
@@ -38,9 +36,7 @@ def three_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize("leaves_first", [0, 1])
-def test_upsamplings_that_overlap_leave_the_settings_of_torch_as_they_were(
-    leaves_first: int,
-) -> None:
+def test_upsamplings_that_overlap_leave_the_settings_of_torch_as_they_were(leaves_first):
     used = torch.backends.mkldnn.enabled
     assert used or not torch.backends.mkldnn.is_available()
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
@@ -64,7 +60,7 @@ def test_upsamplings_that_overlap_leave_the_settings_of_torch_as_they_were(
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_threads_of_an_upsampling_stay_at_one_while_another_ends() -> None:
+def test_threads_of_an_upsampling_stay_at_one_while_another_ends():
     numbers = []
     with single_threaded_operations():
         torch.set_num_threads(3)  # As an upsampling that ends does in its own thread.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import laspy
 import numpy as np
 import pytest
-from typed import Result
 
 from pointup.upsampling.free_places import _SHIFTS, _apart
 from pointup.upsampling.store.point_store import exact_positions
@@ -36,7 +34,7 @@ def one_by_one(steps: np.ndarray, taken: set[tuple[float, ...]]) -> tuple[np.nda
 
 
 @pytest.mark.parametrize("extent", [3.0, 12.0])
-def test_points_take_the_nearest_free_place_as_one_by_one(extent: float) -> None:
+def test_points_take_the_nearest_free_place_as_one_by_one(extent):
     rng = np.random.default_rng(0)
     steps = extent * rng.random((150, 3))
     measured = np.rint(extent * rng.random((40, 3)))
@@ -63,9 +61,7 @@ def places_of(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return places[~is_new], places[is_new]
 
 
-def test_no_new_point_is_where_another_one_is_and_tiles_change_nothing(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_no_new_point_is_where_another_one_is_and_tiles_change_nothing(tmp_path, command):
     write_coarse(tmp_path / "in.las", 0.1)
     assert command(tmp_path / "in.las", "-o", tmp_path / "a.las").status == 0
     assert command(tmp_path / "in.las", "-o", tmp_path / "b.las", "--tile", "2").status == 0
@@ -78,9 +74,7 @@ def test_no_new_point_is_where_another_one_is_and_tiles_change_nothing(
     assert np.abs(gap - distance).max() <= 0.1 * 3**0.5 / 2 + 1e-6
 
 
-def test_points_that_find_no_place_are_told_with_the_scale(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_points_that_find_no_place_are_told_with_the_scale(tmp_path, command):
     write_coarse(tmp_path / "in.las", 1.0)
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == 0

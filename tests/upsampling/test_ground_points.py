@@ -60,9 +60,7 @@ def made(store: Store, **options: object) -> np.ndarray:
     return np.concatenate([points.output.positions(block) for block in range(store.num_blocks)])
 
 
-def test_the_ground_below_a_crown_is_filled_at_the_density_of_the_ground_around_it(
-    make_store: StoreMaker,
-) -> None:
+def test_the_ground_below_a_crown_is_filled_at_the_density_of_the_ground_around_it(make_store):
     points = made(make_store(survey(), block_size=1000))
     x, y, z = points.T
     assert np.abs(z - terrain(x, y)).max() < 0.25
@@ -79,9 +77,7 @@ def test_the_ground_below_a_crown_is_filled_at_the_density_of_the_ground_around_
     [(None, False), (ROOF, False), (WATER, False), (CROWN, False)],
     ids=["nothing", "a roof", "water", "pulses with one return"],
 )
-def test_nothing_is_made_where_no_crown_hides_the_ground(
-    above: int | None, several: bool, make_store: StoreMaker
-) -> None:
+def test_nothing_is_made_where_no_crown_hides_the_ground(above, several, make_store):
     cloud = survey(above, several)
     # Elsewhere in the survey some pulses have several returns.
     cloud.attributes["number_of_returns"][:50] = 2
@@ -89,18 +85,18 @@ def test_nothing_is_made_where_no_crown_hides_the_ground(
     assert not (from_middle < HOLE - 1).any()
 
 
-def test_nothing_is_made_across_a_cliff(make_store: StoreMaker) -> None:
+def test_nothing_is_made_across_a_cliff(make_store):
     points = made(make_store(survey(surface=lambda x, y: terrain(x, y) + 8 * (x > SIDE / 2 + 0.3))))
     assert not (np.abs(points[:, 0] - SIDE / 2 - 0.3) < 0.5).any()
 
 
-def test_ground_that_cannot_be_interpolated_gets_no_points(make_store: StoreMaker) -> None:
+def test_ground_that_cannot_be_interpolated_gets_no_points(make_store):
     rough = np.random.default_rng(1)
     cloud = survey(surface=lambda x, y: terrain(x, y) + rough.uniform(0, 3, len(x)))
     assert not len(made(make_store(cloud, block_size=1000)))
 
 
-def test_options_limit_the_points_on_the_ground(make_store: StoreMaker) -> None:
+def test_options_limit_the_points_on_the_ground(make_store):
     cloud = survey()
     store = make_store(cloud, block_size=1000)
     assert not len(made(store, ground_density=0))
@@ -115,7 +111,7 @@ def test_options_limit_the_points_on_the_ground(make_store: StoreMaker) -> None:
     assert 0 < len(near) < 200 and distance.max() <= 1.0
 
 
-def test_points_on_the_ground_count_for_the_ratio_and_have_its_class_and_their_distance() -> None:
+def test_points_on_the_ground_count_for_the_ratio_and_have_its_class_and_their_distance():
     cloud, model = survey(), small_model()
     new = upsample(cloud, 3.0, model=model, only_new=True, above_ground=True)
     assert len(new) == 2 * len(cloud)
@@ -131,7 +127,7 @@ def test_points_on_the_ground_count_for_the_ratio_and_have_its_class_and_their_d
     assert ground.attributes["distance_to_measured"] == pytest.approx(distance, abs=0.01)
 
 
-def test_points_on_the_ground_count_for_the_density() -> None:
+def test_points_on_the_ground_count_for_the_density():
     cloud, model = survey(), small_model()
     settings = {"model": model, "density": 25.0, "above_ground": True, "only_new": True}
     with_ground, without = (
@@ -144,7 +140,7 @@ def test_points_on_the_ground_count_for_the_density() -> None:
     assert abs(int(inside[0].sum()) - int(inside[1].sum())) < 0.2 * num_ground
 
 
-def test_blocks_do_not_change_the_points(make_store: StoreMaker) -> None:
+def test_blocks_do_not_change_the_points(make_store):
     few, many = (made(make_store(survey(), block_size=size)) for size in (400, 4000))
     # The density is measured in a part of the blocks.
     gap = np.abs(few[:, None] - many).max(axis=2).min(axis=1)
@@ -152,7 +148,7 @@ def test_blocks_do_not_change_the_points(make_store: StoreMaker) -> None:
     assert np.median(gap) < 1.0
 
 
-def test_the_order_of_the_points_changes_nothing(make_store: StoreMaker) -> None:
+def test_the_order_of_the_points_changes_nothing(make_store):
     cloud = survey()
     shuffled = cloud.select(np.random.default_rng(0).permutation(len(cloud)))
     one, other = (
@@ -162,7 +158,7 @@ def test_the_order_of_the_points_changes_nothing(make_store: StoreMaker) -> None
     assert len(one) and (one == other).all()
 
 
-def test_a_plane_is_interpolated_without_error_between_returns_in_the_same_place() -> None:
+def test_a_plane_is_interpolated_without_error_between_returns_in_the_same_place():
     rng = np.random.default_rng(0)
     xy = rng.uniform(0, 10, (200, 2)).repeat(2, axis=0)
     returns = np.column_stack([xy, 3 + 0 * xy[:, 0]])

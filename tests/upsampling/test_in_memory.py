@@ -30,7 +30,7 @@ from pointup.upsampling.options import UpsampleOptions
     ],
     ids=["two", "fewer than k", "line", "duplicates", "mostly one place", "outlier"],
 )
-def test_degenerate_clouds_are_upsampled(points: np.ndarray) -> None:
+def test_degenerate_clouds_are_upsampled(points):
     for model in (small_model(), small_model(0.1)):
         made = upsample(points, 4.0, model=model)
         # A place counts once.
@@ -39,7 +39,7 @@ def test_degenerate_clouds_are_upsampled(points: np.ndarray) -> None:
         assert np.array_equal(made[: len(points)], points)
 
 
-def test_points_on_a_line_stay_on_it() -> None:
+def test_points_on_a_line_stay_on_it():
     line = np.arange(40.0)[:, None] * (1.0, 2.0, 3.0)
     made = upsample(line, 4.0, model=small_model(0.1))
     assert np.abs(made - made[:, :1] * (1.0, 2.0, 3.0)).max() < 1e-3
@@ -84,14 +84,12 @@ def masked_sheet() -> np.ma.MaskedArray[Any, Any]:
         (of_noise(50), {}, DataError, "^points: has 0 of 50 points without noise"),
     ],
 )
-def test_a_cloud_or_an_option_that_does_not_fit_it_is_refused(
-    points: Any, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_a_cloud_or_an_option_that_does_not_fit_it_is_refused(points, options, error, message):
     with pytest.raises(error, match=message):
         upsample(points, model=small_model(), **options)
 
 
-def test_an_array_without_masked_points_and_a_number_of_numpy_are_taken() -> None:
+def test_an_array_without_masked_points_and_a_number_of_numpy_are_taken():
     points = masked_sheet()
     kept = points[~points.mask.any(axis=1)]
     made = upsample(kept, np.float32(2), model=small_model())
@@ -110,13 +108,13 @@ def test_an_array_without_masked_points_and_a_number_of_numpy_are_taken() -> Non
         {"oversampling": 9.0},
     ],
 )
-def test_an_option_out_of_its_range_is_refused(options: dict[str, float]) -> None:
+def test_an_option_out_of_its_range_is_refused(options):
     with pytest.raises(ConfigError, match=r"must be"):
         UpsampleOptions(**options)
 
 
 @pytest.mark.parametrize("value", ["4", torch.tensor([4.0]), np.array([4.0, 4.0]), [4.0]])
-def test_an_option_that_is_no_number_is_an_error_that_names_it(value: Any) -> None:
+def test_an_option_that_is_no_number_is_an_error_that_names_it(value):
     for name in ("ratio", "density", "max_distance", "oversampling"):
         message = rf"^{name.replace('_', ' ')} .*: give a number, such as 4\.0$"
         with pytest.raises(ConfigError, match=message):
@@ -124,27 +122,27 @@ def test_an_option_that_is_no_number_is_an_error_that_names_it(value: Any) -> No
 
 
 @pytest.mark.parametrize("classes", [(), (256,), (-1,), ("2",), 2, "2"])
-def test_classes_that_are_no_numbers_of_classes_are_refused(classes: Any) -> None:
+def test_classes_that_are_no_numbers_of_classes_are_refused(classes):
     with pytest.raises(ConfigError, match=r"^class(es)?\b"):
         upsample(sheet(50), classes=classes, model=small_model())
 
 
 @pytest.mark.parametrize("device", ["foo", "cpu:x", "cuda:99"])
-def test_a_device_that_cannot_be_used_is_named(device: str) -> None:
+def test_a_device_that_cannot_be_used_is_named(device):
     with pytest.raises(ConfigError, match=rf"^device {device}: can't be used \(.*'cpu'$") as raised:
         upsample(np.eye(3), model=small_model(), device=device)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("value", [1e12, -1e20, np.finfo(np.float32).min, 1e160, 1.7e308])
-def test_values_for_no_data_among_coordinates_are_refused(value: float) -> None:
+def test_values_for_no_data_among_coordinates_are_refused(value):
     points = np.random.default_rng(0).random((100, 3))
     points[[3, 50], 2] = value
     with pytest.raises(FileError, match=r"^points: 2 of 100 .* 1e12 or more, such as .*remove"):
         upsample(points, model=small_model())
 
 
-def test_large_coordinates_are_no_values_for_no_data() -> None:
+def test_large_coordinates_are_no_values_for_no_data():
     points = np.random.default_rng(0).random((100, 3))
     points[3, 2], points[50, 2] = 1e6, -1e6
     assert len(np.unique(upsample(points, 2.0, model=small_model()), axis=0)) > 190
@@ -155,9 +153,7 @@ def test_large_coordinates_are_no_values_for_no_data() -> None:
     st.one_of(st.none(), st.sets(st.sampled_from([1, 2, 7, 18]), min_size=1)),
     st.booleans(),
 )
-def test_a_point_is_selected_by_its_class_and_its_withheld_flag(
-    seed: int, classes: set[int] | None, include_noise: bool
-) -> None:
+def test_a_point_is_selected_by_its_class_and_its_withheld_flag(seed, classes, include_noise):
     cloud = classified(40, seed)
     chosen = None if classes is None else tuple(classes)
     taken = PointFilter(classes=chosen, include_noise=include_noise)(cloud)
@@ -173,9 +169,7 @@ def test_a_point_is_selected_by_its_class_and_its_withheld_flag(
 
 @settings(max_examples=3)
 @given(st.integers(0, 100), st.floats(1.0, 5.0), st.sampled_from([None, (1,), (2, 7)]))
-def test_the_ratio_counts_the_points_that_are_upsampled(
-    seed: int, ratio: float, classes: tuple[int, ...] | None
-) -> None:
+def test_the_ratio_counts_the_points_that_are_upsampled(seed, ratio, classes):
     cloud, model = classified(50, seed, "Classification"), small_model(0.1)
     taken = PointFilter(classes=classes)(cloud)
     made = upsample(cloud, ratio, model=model, classes=classes)
@@ -188,17 +182,17 @@ def test_the_ratio_counts_the_points_that_are_upsampled(
     assert len(only_model) == round(ratio * taken.sum())
 
 
-def test_without_classes_all_points_are_taken() -> None:
+def test_without_classes_all_points_are_taken():
     assert PointFilter()(PointCloud(sheet(50))).all()
 
 
-def test_a_model_in_training_is_left_as_it_was() -> None:
+def test_a_model_in_training_is_left_as_it_was():
     model = small_model().train()
     upsample(sheet(20), model=model)
     assert model.training
 
 
-def test_autocast_of_the_caller_changes_no_point() -> None:
+def test_autocast_of_the_caller_changes_no_point():
     points, model = sheet(200), small_model(noise=0.1)
     expected = upsample(points, 3.0, model=model)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -4,7 +4,6 @@ points."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import CPU, UTM, StoreMaker, sheet, small_model, upsample_in_blocks
+from sheets import CPU, UTM, sheet, small_model, upsample_in_blocks
 
 from pointup import upsample
 from pointup.geometry.thinning import poisson_disk_subset
@@ -28,7 +27,7 @@ from pointup.upsampling.store.point_store import build_store
 @pytest.mark.parametrize(
     ("ratio", "expected"), [(1, [1]), (8, [8]), (9, [4, 2.25]), (16, [4, 4]), (64, [4, 4, 4])]
 )
-def test_large_ratios_take_passes_of_four(ratio: float, expected: list[float]) -> None:
+def test_large_ratios_take_passes_of_four(ratio, expected):
     assert pass_ratios(ratio) == expected
     assert UpsampleOptions(ratio=ratio).pass_ratios(1000) == expected
 
@@ -40,9 +39,7 @@ def test_large_ratios_take_passes_of_four(ratio: float, expected: list[float]) -
     st.one_of(st.none(), st.floats(1.1, 5.0)),
     st.booleans(),
 )
-def test_a_ratio_gives_exactly_so_many_points(
-    size: int, ratio: float, oversampling: float | None, originals: bool
-) -> None:
+def test_a_ratio_gives_exactly_so_many_points(size, ratio, oversampling, originals):
     options = {"originals": originals, "oversampling": oversampling}
     made = upsample(sheet(size), ratio, model=small_model(0.1), **options)
     assert len(made) == round(ratio * size)
@@ -59,9 +56,7 @@ def test_a_ratio_gives_exactly_so_many_points(
         ({}, {"density": 1.5, "originals": False, "oversampling": 2.0}),
     ],
 )
-def test_tiles_threads_parts_and_place_do_not_change_new_points(
-    of_model: dict[str, float], options: dict[str, float], make_store: StoreMaker
-) -> None:
+def test_tiles_threads_parts_and_place_do_not_change_new_points(of_model, options, make_store):
     model, given = small_model(0.1, **of_model), UpsampleOptions(**options)
     points = sheet(200)
     if "volume_relaxation" in of_model:
@@ -86,13 +81,8 @@ def test_tiles_threads_parts_and_place_do_not_change_new_points(
     [(16.0, None, 1.5, 2000, 3), (4.0, 3.0, 1.2, 400, 2)],
 )
 def test_new_points_of_all_passes_refer_to_measured_points(
-    ratio: float,
-    oversampling: float | None,
-    farthest: float,
-    at_least: int,
-    to_parent: float,
-    originals: bool,
-) -> None:
+    ratio, oversampling, farthest, at_least, to_parent, originals
+):
     """Each has the attributes of its nearest measured point, and a parent near it."""
     points, number = sheet(200) + UTM, np.arange(200)
     output = upsample(
@@ -115,7 +105,7 @@ def test_new_points_of_all_passes_refer_to_measured_points(
     assert np.median(np.linalg.norm(points[parent] - new.positions, axis=1)) < to_parent
 
 
-def test_two_passes_equal_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_passes_equal_two_calls(monkeypatch):
     # The reach of measured points, not that of the points of a pass.
     monkeypatch.setitem(RANGES, "reach", (0.01, 100.0))
     # A second call would turn the output of the first one into a frame of its own.
@@ -132,7 +122,7 @@ def test_two_passes_equal_two_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cKDTree(made[1200:]).query(twice[1200:])[0].max() < 1e-9
 
 
-def test_density_takes_a_second_pass_where_a_place_is_very_sparse() -> None:
+def test_density_takes_a_second_pass_where_a_place_is_very_sparse():
     rng = np.random.default_rng(0)
     dense, sparse = rng.random((3000, 3)) * (20, 20, 1), rng.random((600, 3)) * (20, 20, 1)
     points = np.concatenate([dense, sparse + np.array([20.0, 0, 0])])
@@ -142,7 +132,7 @@ def test_density_takes_a_second_pass_where_a_place_is_very_sparse() -> None:
         assert 16.5 < inside.sum() / ((high - low) * 16) < 19.5
 
 
-def test_two_passes_stay_closer_to_a_surface_than_one() -> None:
+def test_two_passes_stay_closer_to_a_surface_than_one():
     rng = np.random.default_rng(0)
     points = rng.normal(size=(400, 3))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
@@ -157,8 +147,8 @@ def test_two_passes_stay_closer_to_a_surface_than_one() -> None:
 
 @pytest.mark.parametrize("originals", [True, False])
 def test_candidates_are_all_points_of_the_first_and_the_second_pass(
-    make_store: StoreMaker, tmp_path: Path, originals: bool
-) -> None:
+    make_store, tmp_path, originals
+):
     store = make_store(sheet(20), block_size=8)
     options, model = UpsampleOptions(originals=originals), small_model(0.1)
     first = UpsamplingPass(store, model, options, CPU, ratio=3.0, oversampling=2.0)
@@ -192,7 +182,7 @@ def test_candidates_are_all_points_of_the_first_and_the_second_pass(
     assert np.allclose(np.concatenate(distances), cKDTree(measured).query(points)[0], atol=1e-5)
 
 
-def test_oversampling_fills_holes_of_thin_shapes() -> None:
+def test_oversampling_fills_holes_of_thin_shapes():
     rng = np.random.default_rng(0)
     around, across = 2 * np.pi * rng.random((2, 8000))
     off = 1 + 0.1 * np.cos(across)
@@ -209,7 +199,7 @@ def test_oversampling_fills_holes_of_thin_shapes() -> None:
     assert hole(4.0) < 0.97 * hole(1.0)
 
 
-def test_oversampling_is_that_of_the_model_unless_an_option_overrides_it() -> None:
+def test_oversampling_is_that_of_the_model_unless_an_option_overrides_it():
     points, plain, oversampling = sheet(100), small_model(), small_model(oversampling=3.0)
     made = upsample(points, 2.0, model=oversampling)
     assert np.array_equal(made, upsample(points, 2.0, model=plain, oversampling=3.0))

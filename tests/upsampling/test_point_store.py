@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import UTM, StoreMaker, grid, in_chunks, sheet, small_model
+from sheets import UTM, grid, in_chunks, sheet, small_model
 
 from pointup import upsample
 from pointup.io.cloud import PointCloud
@@ -29,7 +29,7 @@ from pointup.upsampling.store.point_store import (
 )
 
 
-def test_boxes_are_the_largest_that_fit() -> None:
+def test_boxes_are_the_largest_that_fit():
     rng = np.random.default_rng(0)
     points = rng.random((500, 3)) * (7.0, 3.0, 0.5)
     keys = BisectionOrder(np.array([7.0, 3.0, 0.5])).keys(points)
@@ -51,7 +51,7 @@ def test_boxes_are_the_largest_that_fit() -> None:
     assert [set(part.tolist()) for part in np.split(order, starts[1:])] == expected
 
 
-def test_a_store_has_every_point_once_with_its_attributes(make_store: StoreMaker) -> None:
+def test_a_store_has_every_point_once_with_its_attributes(make_store):
     points = sheet(1300) + UTM
     store = make_store(points)
     rows = store.read(0, len(store))
@@ -67,9 +67,7 @@ def test_a_store_has_every_point_once_with_its_attributes(make_store: StoreMaker
         assert np.array_equal(inside.max(0), store.high[block])
 
 
-def test_a_store_does_not_depend_on_chunks_and_parts(
-    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_does_not_depend_on_chunks_and_parts(make_store, monkeypatch):
     points = sheet(1300)
     points[200:500] = points[7]
     whole = make_store(points, chunk_size=1300)
@@ -79,9 +77,7 @@ def test_a_store_does_not_depend_on_chunks_and_parts(
     assert np.array_equal(whole.block_ptr, cut.block_ptr)
 
 
-def test_one_point_far_away_does_not_make_a_part_of_most_of_the_cloud(
-    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_point_far_away_does_not_make_a_part_of_most_of_the_cloud(make_store, monkeypatch):
     points = np.concatenate([sheet(1300) + UTM, np.zeros((1, 3))])
     whole = make_store(points, chunk_size=2000)
     sizes, real = [], point_store._sort_parts
@@ -99,7 +95,7 @@ def test_one_point_far_away_does_not_make_a_part_of_most_of_the_cloud(
     assert np.array_equal(whole.block_ptr, cut.block_ptr)
 
 
-def test_a_place_of_a_survey_has_one_row(tmp_path: Path) -> None:
+def test_a_place_of_a_survey_has_one_row(tmp_path):
     points = sheet(500)
     again = np.concatenate([points, points[:120], points[:30]])
     for name, cloud, num_coincident in (("once", points, 0), ("again", again, 150)):
@@ -110,15 +106,13 @@ def test_a_place_of_a_survey_has_one_row(tmp_path: Path) -> None:
         assert sorted(store.read(0, len(store))["index"]) == list(range(500))
 
 
-def test_the_same_cloud_elsewhere_gives_the_same_store(make_store: StoreMaker) -> None:
+def test_the_same_cloud_elsewhere_gives_the_same_store(make_store):
     points = np.round(sheet(1000), 2)
     here, there = make_store(points), make_store(points + UTM)
     assert np.array_equal(here.read(0, 1000), there.read(0, 1000))
 
 
-def test_points_that_only_the_grid_joins_are_places_of_their_own_in_a_buffer_as_well(
-    tmp_path: Path,
-) -> None:
+def test_points_that_only_the_grid_joins_are_places_of_their_own_in_a_buffer_as_well(tmp_path):
     points = np.round(sheet(500), 2)
     # Pairs of points much closer to each other than the steps of the grid.
     points[:40] = points[40:80] + 1e-9
@@ -155,9 +149,7 @@ def frame_of(points: np.ndarray, num_chunks: int = 1) -> tuple[Frame, np.ndarray
     st.sampled_from([0.0, 1.0, 1e4]),
     st.sampled_from([{"ratio": 4.0}, {"ratio": 9.0}, {"ratio": 2.0, "oversampling": 2.0}]),
 )
-def test_new_points_follow_a_cloud_that_is_moved_scaled_and_turned(
-    seed: int, scale: float, shift: float, options: dict[str, float]
-) -> None:
+def test_new_points_follow_a_cloud_that_is_moved_scaled_and_turned(seed, scale, shift, options):
     points, model, turn = sheet(300, seed=seed), small_model(0.1), pose(seed)
     made = upsample(points, model=model, only_new=True, **options)
     there = upsample(scale * points @ turn + scale * shift, model=model, only_new=True, **options)
@@ -168,9 +160,7 @@ def test_new_points_follow_a_cloud_that_is_moved_scaled_and_turned(
     assert np.mean(gaps < 1e-3 * spacing) >= 0.99
 
 
-def test_points_repeated_in_another_chunk_do_not_turn_the_frame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_repeated_in_another_chunk_do_not_turn_the_frame(tmp_path, monkeypatch):
     points = np.random.default_rng(0).normal(size=(2600, 3)) * [3.0, 2.0, 1.0]
     points = points[np.argsort(points[:, 0])]
     frames = []
@@ -191,9 +181,7 @@ def test_points_repeated_in_another_chunk_do_not_turn_the_frame(
     st.integers(1, 300),
     st.sampled_from([{"ratio": 4.0}, {"ratio": 9.0}, {"ratio": 4.0, "above_ground": True}]),
 )
-def test_repeated_points_change_no_new_point(
-    seed: int, num_repeated: int, options: dict[str, float]
-) -> None:
+def test_repeated_points_change_no_new_point(seed, num_repeated, options):
     points, model, rng = sheet(300, seed=seed), small_model(0.1), np.random.default_rng(seed)
     again = np.concatenate([points, points[rng.integers(0, 300, num_repeated)]])
     made = upsample(points, model=model, only_new=True, **options)
@@ -206,7 +194,7 @@ def test_repeated_points_change_no_new_point(
 
 @settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(3, 60), st.booleans())
-def test_tilted_planes_and_lines_have_a_frame(seed: int, num_points: int, is_line: bool) -> None:
+def test_tilted_planes_and_lines_have_a_frame(seed, num_points, is_line):
     flat = np.random.default_rng(seed).random((num_points, 3)) * [1, not is_line, 0]
     points = flat @ pose(seed)
     frame, extent = frame_of(points)
@@ -214,7 +202,7 @@ def test_tilted_planes_and_lines_have_a_frame(seed: int, num_points: int, is_lin
     assert extent.max() <= 1 and np.isfinite(frame.axes).all()
 
 
-def test_a_tilted_plane_stays_a_plane() -> None:
+def test_a_tilted_plane_stays_a_plane():
     for seed in range(2):
         normal = pose(seed)[:, 2]
         points = (sheet(100) * [1, 1, 0]) @ pose(seed).T
@@ -222,7 +210,7 @@ def test_a_tilted_plane_stays_a_plane() -> None:
         assert made.shape == (400, 3) and np.abs(made @ normal).max() < 1e-4
 
 
-def test_distances_are_in_the_unit_of_the_file() -> None:
+def test_distances_are_in_the_unit_of_the_file():
     points, model = 1000 * sheet(200), small_model(0.1)
     made = upsample(PointCloud(points), 3.0, model=model, only_new=True)
     distance = cKDTree(points).query(made.positions)[0]
@@ -234,7 +222,7 @@ def test_distances_are_in_the_unit_of_the_file() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(1, 7))
-def test_positions_return_to_the_file_and_fill_the_frame(seed: int, num_chunks: int) -> None:
+def test_positions_return_to_the_file_and_fill_the_frame(seed, num_chunks):
     points = 40 * sheet(100, seed=seed) @ pose(seed) + 5e5
     frame, extent = frame_of(points, num_chunks)
     inside = frame.from_file(points)
@@ -247,14 +235,14 @@ def test_positions_return_to_the_file_and_fill_the_frame(seed: int, num_chunks: 
     assert (((inside - inside.mean(axis=0)) ** 3).mean(axis=0) > 0).all()
 
 
-def test_a_cloud_without_distinct_directions_keeps_its_axes() -> None:
+def test_a_cloud_without_distinct_directions_keeps_its_axes():
     corners = np.array(list(np.ndindex(2, 2, 2)), float) * 3 + 7
     frame, extent = frame_of(corners)
     assert np.array_equal(frame.axes, np.eye(3))
     assert np.allclose(frame.origin, 7) and np.allclose(extent, 0.75)
 
 
-def test_heights_stay_vertical(tmp_path: Path) -> None:
+def test_heights_stay_vertical(tmp_path):
     plain, columns = ModelConfig(), ModelConfig(column_layers=1)
     assert not UpsampleOptions().is_upright(plain)
     assert UpsampleOptions().is_upright(columns)
@@ -294,9 +282,7 @@ def coarse_cloud(seed: int, num_points: int = 300) -> PointCloud:
 
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.integers(1, 5))
-def test_splitting_into_files_and_shuffling_change_no_point_of_a_store(
-    seed: int, num_files: int
-) -> None:
+def test_splitting_into_files_and_shuffling_change_no_point_of_a_store(seed, num_files):
     cloud, rng = coarse_cloud(seed), np.random.default_rng(seed)
     order = rng.permutation(300)
     # Equal points stay in one file, so that none is stored as a repeated point.
@@ -319,9 +305,7 @@ def test_splitting_into_files_and_shuffling_change_no_point_of_a_store(
 
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.integers(2, 4))
-def test_a_point_of_several_files_is_stored_once_and_found_in_each(
-    seed: int, num_files: int
-) -> None:
+def test_a_point_of_several_files_is_stored_once_and_found_in_each(seed, num_files):
     cloud, rng = coarse_cloud(seed), np.random.default_rng(seed)
     of_file = [np.flatnonzero(rng.random(300) < 0.6) for _ in range(num_files)]
     store = store_of([cloud.select(index) for index in of_file])
@@ -351,9 +335,7 @@ def test_a_point_of_several_files_is_stored_once_and_found_in_each(
 
 @settings(max_examples=10)
 @given(st.integers(0, 100), st.sampled_from([1e-3, 1.0, 1e5]))
-def test_the_grid_is_thousands_of_times_finer_than_the_point_spacing(
-    seed: int, scale: float
-) -> None:
+def test_the_grid_is_thousands_of_times_finer_than_the_point_spacing(seed, scale):
     points, rng = scale * sheet(3000, seed=seed), np.random.default_rng(seed)
     points -= points.min(axis=0)
     extent = points.max(axis=0)
@@ -370,7 +352,7 @@ def test_the_grid_is_thousands_of_times_finer_than_the_point_spacing(
     assert resolution(rng.permutation(twice), 900) == whole
 
 
-def test_the_grid_does_not_depend_on_the_order_of_the_points() -> None:
+def test_the_grid_does_not_depend_on_the_order_of_the_points():
     cloud = np.concatenate([sheet(2000, side=1.0), 100 + sheet(2000, side=60.0)])
     cloud -= cloud.min(axis=0)
     found = {
@@ -380,7 +362,7 @@ def test_the_grid_does_not_depend_on_the_order_of_the_points() -> None:
     assert len(found) == 1
 
 
-def test_the_resolution_of_a_regular_grid_does_not_depend_on_its_position() -> None:
+def test_the_resolution_of_a_regular_grid_does_not_depend_on_its_position():
     points = grid(60)
     for shift in (0.0, 1e5 / 3, 1e7 / 7):
         there = points + shift

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import CPU, UTM, StoreMaker, sheet, small_model, upsample_in_blocks
+from sheets import CPU, UTM, sheet, small_model, upsample_in_blocks
 
 from pointup import Upsampler, upsample
 from pointup.geometry.local_geometry import (
@@ -74,15 +74,8 @@ def farthest_in_reach(points: np.ndarray, new: np.ndarray, config: ModelConfig) 
     extrapolation=st.booleans(),
 )
 def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
-    size: int,
-    away: float,
-    ratio: float,
-    strength: float,
-    originals: bool,
-    seed: int,
-    reach: float,
-    extrapolation: bool,
-) -> None:
+    size, away, ratio, strength, originals, seed, reach, extrapolation
+):
     rng = np.random.default_rng(seed)
     cluster = rng.random((size, 3)) * 2 + away
     points = np.concatenate([sheet(300, seed=seed), cluster])
@@ -101,7 +94,7 @@ def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
         pytest.param("lidar", 12, marks=pytest.mark.slow),
     ],
 )
-def test_a_cluster_far_off_is_upsampled_by_itself(model: str, size: int) -> None:
+def test_a_cluster_far_off_is_upsampled_by_itself(model, size):
     rng = np.random.default_rng(size)
     # About as dense as the sheet: the quotas of `shapes` leave denser places fewer new points.
     cluster = 2 * rng.random((size, 3)) + 499.5
@@ -115,7 +108,7 @@ def test_a_cluster_far_off_is_upsampled_by_itself(model: str, size: int) -> None
         assert len(near) >= size
 
 
-def test_slack_is_what_is_left_of_the_reach_of_the_nearest_point(make_store: StoreMaker) -> None:
+def test_slack_is_what_is_left_of_the_reach_of_the_nearest_point(make_store):
     store = make_store(sheet(300), block_size=64)
     reach, expected = Reach(store), np.arange(300, dtype=np.float32)
     for block in range(store.num_blocks):
@@ -124,7 +117,7 @@ def test_slack_is_what_is_left_of_the_reach_of_the_nearest_point(make_store: Sto
     assert reach.slack(rows, distance).tolist() == [-2.0, -0.5, 130.0, 2.0]
 
 
-def test_an_attribute_named_slack_does_not_change_the_reach() -> None:
+def test_an_attribute_named_slack_does_not_change_the_reach():
     """Points have an attribute of that name between two passes."""
     points, model = sheet(300), wild_model(1.0, seed=0)
     expected = upsample(PointCloud(points), 2.0, model=model)
@@ -156,7 +149,7 @@ def mean_error(points: np.ndarray, centre: np.ndarray) -> float:
         pytest.param("forest", 500, marks=pytest.mark.slow),
     ],
 )
-def test_a_stray_return_at_the_origin_does_not_spoil_a_scan(model: str, num_points: int) -> None:
+def test_a_stray_return_at_the_origin_does_not_spoil_a_scan(model, num_points):
     points = sphere(num_points) + UTM
     expected = mean_error(upsample(points, 4, model=model, only_new=True), UTM)
     with_stray = upsample(np.vstack([points, np.zeros(3)]), 4, model=model, only_new=True)
@@ -173,9 +166,7 @@ def errors_alone() -> list[float]:
 
 
 @pytest.mark.parametrize("away", [1e4, pytest.param(1e6, marks=pytest.mark.slow), 1e8])
-def test_two_scans_far_apart_are_each_as_good_as_alone(
-    away: float, errors_alone: list[float]
-) -> None:
+def test_two_scans_far_apart_are_each_as_good_as_alone(away, errors_alone):
     there = np.array([away, -away, 0.3 * away])
     points = np.concatenate([sphere(500), sphere(400, seed=1) + there])
     new = upsample(points, 4, model="shapes", only_new=True)
@@ -183,9 +174,7 @@ def test_two_scans_far_apart_are_each_as_good_as_alone(
         assert mean_error(new, centre) < 1.2 * expected
 
 
-def test_new_points_near_a_stray_point_do_not_depend_on_the_size_of_batches(
-    make_store: StoreMaker,
-) -> None:
+def test_new_points_near_a_stray_point_do_not_depend_on_the_size_of_batches(make_store):
     model = load_model("shapes", CPU)
     points = np.vstack([sphere(500), [[3e6, 0, 0]]])
     options = UpsampleOptions(ratio=3.0, originals=True)

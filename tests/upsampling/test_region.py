@@ -1,13 +1,9 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from sheets import CPU, StoreMaker, grid, sheet
+from sheets import CPU, grid, sheet
 
 from pointup.geometry import kernels
 from pointup.geometry.neighbors import DeviceTree, host_tree
@@ -34,9 +30,7 @@ device_tree = partial(DeviceTree, device=CPU, use=nullcontext)
         *(pytest.param(name, device_tree, marks=pytest.mark.slow) for name in CLOUDS),
     ],
 )
-def test_neighbors_in_a_region_are_those_in_the_whole_cloud(
-    name: str, make_tree: Callable[[np.ndarray], Any], make_store: StoreMaker
-) -> None:
+def test_neighbors_in_a_region_are_those_in_the_whole_cloud(name, make_tree, make_store):
     store = make_store(CLOUDS[name], block_size=100)
     position = store.read(0, len(store))["position"]
     for dims, k in ((3, 1), (3, 9), (2, 9)):
@@ -58,7 +52,7 @@ def test_neighbors_in_a_region_are_those_in_the_whole_cloud(
             assert np.array_equal(region.rows["index"][found[1]], original[index])
 
 
-def test_each_point_is_its_own_first_neighbor(make_store: StoreMaker) -> None:
+def test_each_point_is_its_own_first_neighbor(make_store):
     store = make_store(CLOUDS["duplicates"], block_size=100)
     for block in range(store.num_blocks):
         region = Region(store, block, block + 1)
@@ -69,7 +63,7 @@ def test_each_point_is_its_own_first_neighbor(make_store: StoreMaker) -> None:
         assert np.allclose(distance, region.neighbors(region.rows["position"][places], 5)[0])
 
 
-def test_few_points_leave_places_for_neighbors_empty(make_store: StoreMaker) -> None:
+def test_few_points_leave_places_for_neighbors_empty(make_store):
     region = Region(make_store(sheet(4), block_size=1), 0, 1)
     distance, found = region.neighbors(np.zeros((2, 3)), 6)
     assert (found[:, 4:] == -1).all() and np.isinf(distance[:, 4:]).all()
@@ -77,9 +71,7 @@ def test_few_points_leave_places_for_neighbors_empty(make_store: StoreMaker) -> 
 
 
 @pytest.mark.parametrize("most", [4, 128])
-def test_distances_of_a_device_are_those_of_the_tree_bit_for_bit(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distances_of_a_device_are_those_of_the_tree_bit_for_bit(most, monkeypatch):
     monkeypatch.setattr(kernels, "MAX_K", most)
     for points in (sheet(400, seed=1) / 3, grid(20) / 3, sheet(400)[:, :2]):
         queries = points[::2] + 0.1

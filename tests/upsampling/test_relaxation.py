@@ -42,28 +42,28 @@ def rotation(seed: int) -> np.ndarray:
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))[0]
 
 
-def test_gaps_between_points_become_even() -> None:
+def test_gaps_between_points_become_even():
     points = plane(2000)
     before, after = nearest(points), nearest(relax(points, NOTHING))
     assert after.std() / after.mean() < 0.5 * before.std() / before.mean()
     assert after.mean() > 1.4 * before.mean()
 
 
-def test_points_of_a_plane_stay_on_it_however_it_lies() -> None:
+def test_points_of_a_plane_stay_on_it_however_it_lies():
     turn = rotation(3)
     relaxed = relax(plane(500) @ turn.T + 7.0, NOTHING)
     height = ((relaxed - 7.0) @ turn)[:, 2]
     assert np.abs(height).max() < 1e-9
 
 
-def test_noise_across_the_surface_becomes_less() -> None:
+def test_noise_across_the_surface_becomes_less():
     points = plane(2000)
     points[:, 2] = 0.002 * np.random.default_rng(1).normal(size=len(points))
     assert relax(points, NOTHING)[:, 2].std() < 0.85 * points[:, 2].std()
 
 
 @pytest.mark.parametrize("gap", [0.7, 0.9, 1.2])
-def test_points_of_two_close_sheets_stay_on_them(gap: float) -> None:
+def test_points_of_two_close_sheets_stay_on_them(gap):
     """The gap is in spacings of the points of a sheet."""
     points = np.concatenate([relax(plane(1500, seed), NOTHING) for seed in (0, 1)])
     width = gap * nearest(points[:1500]).mean()
@@ -83,7 +83,7 @@ def roof(num_points: int) -> np.ndarray:
     return points
 
 
-def test_points_of_an_edge_stay_on_it_where_the_fitted_surface_leaves_it() -> None:
+def test_points_of_an_edge_stay_on_it_where_the_fitted_surface_leaves_it():
     points = roof(3000)
 
     def off(relaxed: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ def test_points_of_an_edge_stay_on_it_where_the_fitted_surface_leaves_it() -> No
     np.testing.assert_array_equal(held[is_face], free[is_face])
 
 
-def test_a_larger_residual_lets_points_move_farther() -> None:
+def test_a_larger_residual_lets_points_move_farther():
     points = roof(1000) + 0.01 * np.random.default_rng(0).normal(size=(1000, 3))
     moved = [
         np.linalg.norm(relax(points, NOTHING, most_residual=most) - points, axis=1)
@@ -112,7 +112,7 @@ def test_a_larger_residual_lets_points_move_farther() -> None:
     np.testing.assert_array_equal(moved[-1], free)
 
 
-def test_points_of_a_volume_are_spread_in_all_directions() -> None:
+def test_points_of_a_volume_are_spread_in_all_directions():
     measured = np.random.default_rng(0).random((400, 3))
     # New points lie close to measured ones.
     new = np.repeat(measured, 3, axis=0)
@@ -133,7 +133,7 @@ def test_points_of_a_volume_are_spread_in_all_directions() -> None:
     assert across[0.0] < 0.16 and across[1.0] > 0.17 and across[1.5] > 0.25
 
 
-def test_points_of_a_sphere_stay_near_it() -> None:
+def test_points_of_a_sphere_stay_near_it():
     relaxed = relax(ball(3000), NOTHING)
     # A chord as long as the spacing, 0.065, has its middle 5e-4 off the sphere.
     off = np.abs(np.linalg.norm(relaxed, axis=1) - 1)
@@ -141,12 +141,12 @@ def test_points_of_a_sphere_stay_near_it() -> None:
 
 
 @pytest.mark.parametrize("points", [plane(600), ball(1000)], ids=["plane", "sphere"])
-def test_points_of_a_surface_are_relaxed_as_without_volumes(points: np.ndarray) -> None:
+def test_points_of_a_surface_are_relaxed_as_without_volumes(points):
     with_volumes = relax(points, NOTHING, volume_radius=1.5)
     np.testing.assert_array_equal(with_volumes, relax(points, NOTHING))
 
 
-def test_points_of_a_volume_go_less_far_than_the_spacing() -> None:
+def test_points_of_a_volume_go_less_far_than_the_spacing():
     points = np.random.default_rng(0).random((2000, 3))
     moved = np.linalg.norm(relax(points, NOTHING, 50, volume_radius=4.0) - points, axis=1)
     distance = cKDTree(points).query(points, k=7)[0][:, 1:].mean(axis=1)
@@ -154,7 +154,7 @@ def test_points_of_a_volume_go_less_far_than_the_spacing() -> None:
     assert moved.max() < 1.5 * distance.max() and 0.3 < moved.mean() / distance.mean() < 1.0
 
 
-def test_fixed_points_repel_others() -> None:
+def test_fixed_points_repel_others():
     fixed = plane(200, seed=1)
     free = fixed + np.array([1e-4, 0.0, 0.0])
     relaxed = relax(free, fixed)
@@ -162,14 +162,14 @@ def test_fixed_points_repel_others() -> None:
     assert np.median(gap) > 0.015
 
 
-def test_no_point_goes_far() -> None:
+def test_no_point_goes_far():
     points = plane(2000)
     furthest = np.asarray(cKDTree(points).query(points, k=13)[0])[:, -1]
     moved = np.linalg.norm(relax(points, NOTHING) - points, axis=1)
     assert (moved < furthest).all() and moved.mean() < 0.3 * furthest.mean()
 
 
-def test_the_border_of_a_sheet_is_not_driven_outwards() -> None:
+def test_the_border_of_a_sheet_is_not_driven_outwards():
     points = plane(2000)
     spacing = 2000**-0.5
     relaxed = relax(points, NOTHING)[:, :2]
@@ -179,7 +179,7 @@ def test_the_border_of_a_sheet_is_not_driven_outwards() -> None:
     assert np.mean(beyond > 0.1 * spacing) < 0.02
 
 
-def test_points_of_a_wire_stay_on_it() -> None:
+def test_points_of_a_wire_stay_on_it():
     rng = np.random.default_rng(0)
     wire = np.column_stack([np.sort(rng.random(300)), 1e-6 * rng.normal(size=(300, 2))])
     relaxed = relax(wire, NOTHING)
@@ -195,8 +195,8 @@ def test_points_of_a_wire_stay_on_it() -> None:
     is_volume=st.booleans(),
 )
 def test_moving_turning_and_scaling_the_cloud_moves_turns_and_scales_the_result(
-    seed: int, scale: float, most: float, is_volume: bool
-) -> None:
+    seed, scale, most, is_volume
+):
     rng = np.random.default_rng(seed)
     points = ball(150, seed) * (rng.random((150, 1)) if is_volume else 1.0)
     turn, shift = rotation(seed), np.array([5.0, -3.0, 2.0])
@@ -215,19 +215,17 @@ def test_moving_turning_and_scaling_the_cloud_moves_turns_and_scales_the_result(
     num_fixed=st.integers(0, 20),
     volume_radius=st.sampled_from([0.0, 1.2]),
 )
-def test_coincident_and_few_points_stay_finite(
-    points: np.ndarray, num_fixed: int, volume_radius: float
-) -> None:
+def test_coincident_and_few_points_stay_finite(points, num_fixed, volume_radius):
     relaxed = relax(points[num_fixed:], points[:num_fixed], volume_radius=volume_radius)
     assert relaxed.shape == points[num_fixed:].shape and np.isfinite(relaxed).all()
 
 
 @pytest.mark.parametrize("points", [*map(plane, (0, 1, 3)), np.ones((30, 3))])
-def test_less_than_four_points_and_points_in_one_place_stay(points: np.ndarray) -> None:
+def test_less_than_four_points_and_points_in_one_place_stay(points):
     np.testing.assert_array_equal(relax(points, NOTHING), points)
 
 
-def test_distant_points_have_no_influence() -> None:
+def test_distant_points_have_no_influence():
     points = plane(3000)
     left = points[:, 0] < 0.3
     alone = relax(points[left & (points[:, 0] >= 0)], points[:0])
@@ -236,7 +234,7 @@ def test_distant_points_have_no_influence() -> None:
     np.testing.assert_allclose(alone[deep], together[deep], atol=1e-12)
 
 
-def test_points_are_moved_onto_the_surface_of_others() -> None:
+def test_points_are_moved_onto_the_surface_of_others():
     rng = np.random.default_rng(0)
 
     def bowl(num_points: int) -> np.ndarray:
@@ -261,7 +259,7 @@ def test_points_are_moved_onto_the_surface_of_others() -> None:
     assert height(brought).std() < 0.95 * height(onto_surface(lifted, noisy, NOTHING)).std()
 
 
-def test_too_few_points_around_leave_points_where_they_are() -> None:
+def test_too_few_points_around_leave_points_where_they_are():
     points = np.random.default_rng(0).random((5, 3))
     np.testing.assert_array_equal(onto_surface(points, points[:3], NOTHING), points)
     np.testing.assert_array_equal(onto_surface(points[:0], points, NOTHING), points[:0])
@@ -288,9 +286,7 @@ def nearest_of_hull(corners: np.ndarray, point: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10_000), st.integers(3, 60))
-def test_a_point_moves_to_the_hull_of_its_nearest_points_and_one_inside_stays(
-    seed: int, num_measured: int
-) -> None:
+def test_a_point_moves_to_the_hull_of_its_nearest_points_and_one_inside_stays(seed, num_measured):
     measured = plane(num_measured, seed) @ rotation(seed).T + 5.0
     axes = rotation(seed)[:, :2]
     rng = np.random.default_rng(seed + 1)
@@ -306,14 +302,14 @@ def test_a_point_moves_to_the_hull_of_its_nearest_points_and_one_inside_stays(
     assert moved @ rotation(seed)[:, 2] == pytest.approx(points @ rotation(seed)[:, 2], abs=1e-9)
 
 
-def test_nothing_moves_on_curved_parts_and_without_three_measured_points() -> None:
+def test_nothing_moves_on_curved_parts_and_without_three_measured_points():
     measured, points = ball(300), 1.01 * ball(1000)
     assert np.array_equal(within(points, measured), points)
     assert np.array_equal(within(points, measured[:2]), points)
     assert within(points[:0], measured).shape == (0, 3)
 
 
-def test_new_points_of_a_flat_square_lie_on_it() -> None:
+def test_new_points_of_a_flat_square_lie_on_it():
     axis = np.linspace(0.0, 1.0, 24)
     grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
     uneven = np.random.default_rng(0).normal(0.0, 0.008, grid.shape)
@@ -338,9 +334,7 @@ def on_facets(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.floats(1.1, 2.2) | st.floats(4.1, 5.1))
-def test_points_near_the_edge_of_two_facets_move_onto_them_and_not_beyond(
-    seed: int, angle: float
-) -> None:
+def test_points_near_the_edge_of_two_facets_move_onto_them_and_not_beyond(seed, angle):
     turn, along = rotation(seed), np.array([1.0, 0.0, 0.0])
     other = np.array([0.0, np.cos(angle), np.sin(angle)])
     facets = [facet(along, np.array([0.0, 1.0, 0.0]), seed), facet(along, other, seed + 1)]
@@ -359,7 +353,7 @@ def test_points_near_the_edge_of_two_facets_move_onto_them_and_not_beyond(
     assert np.linalg.norm(moved - points, axis=1).max() < 0.1
 
 
-def test_points_near_the_corner_of_a_cube_stay_within_it() -> None:
+def test_points_near_the_corner_of_a_cube_stay_within_it():
     axes = np.eye(3)
     measured = np.concatenate([facet(axes[i], axes[i - 1], i) for i in range(3)])
     points = measured[np.sort(measured, axis=1)[:, 1] < 0.1]
@@ -370,7 +364,7 @@ def test_points_near_the_corner_of_a_cube_stay_within_it() -> None:
     assert moved.min() > -1e-9 and moved.min(axis=1).max() < 1e-9
 
 
-def test_points_of_curved_and_of_noisy_surfaces_are_on_no_facets() -> None:
+def test_points_of_curved_and_of_noisy_surfaces_are_on_no_facets():
     sphere = ball(2000)
     noisy = np.concatenate([facet(*np.eye(3)[:2], 0), facet(*np.eye(3)[1:], 1)])
     noisy += np.random.default_rng(0).normal(0, 0.01, noisy.shape)
@@ -380,7 +374,7 @@ def test_points_of_curved_and_of_noisy_surfaces_are_on_no_facets() -> None:
 
 
 @pytest.mark.parametrize("options", [(5, True, 0.0, 0.0), (3, False, 0.3, 1.5)])
-def test_blocks_relaxed_together_are_as_those_relaxed_alone(options: tuple[float, ...]) -> None:
+def test_blocks_relaxed_together_are_as_those_relaxed_alone(options):
     """Batched operations on packed blocks, here on the CPU, against NumPy and a k-d tree."""
     rng = np.random.default_rng(0)
     blocks, far = [], np.array([0, 0, 1000])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
-from sheets import StoreMaker
 
 from pointup.cli import main as cli
 from pointup.upsampling.scatter import MUCH_SCATTER, scatter
@@ -34,23 +31,21 @@ def cube(num_points: int, seed: int = 0) -> np.ndarray:
     return points
 
 
-def test_points_of_smooth_surfaces_and_of_edges_hardly_scatter(make_store: StoreMaker) -> None:
+def test_points_of_smooth_surfaces_and_of_edges_hardly_scatter(make_store):
     assert scatter(make_store(sphere(2000))) < 0.01
     assert scatter(make_store(cube(2000))) < 1e-6
 
 
 @pytest.mark.parametrize("num_points", [500, 2000])
 @pytest.mark.parametrize("noise", [0.1, 0.4])
-def test_scatter_is_the_noise_whatever_the_direction_and_the_unit(
-    noise: float, num_points: int, make_store: StoreMaker
-) -> None:
+def test_scatter_is_the_noise_whatever_the_direction_and_the_unit(noise, num_points, make_store):
     points = sphere(num_points, noise)
     turned = Rotation.random(rng=np.random.default_rng(1)).apply(points)
     for same in (points, turned, 1000 * points):
         assert scatter(make_store(same)) == pytest.approx(noise, rel=0.15)
 
 
-def test_noise_on_a_part_of_a_shape_is_no_scatter(make_store: StoreMaker) -> None:
+def test_noise_on_a_part_of_a_shape_is_no_scatter(make_store):
     """Plants and edges are such a part."""
     points, noisy = sphere(2000), sphere(2000, 0.3)
     upper = points[:, 2] > 0.2
@@ -58,7 +53,7 @@ def test_noise_on_a_part_of_a_shape_is_no_scatter(make_store: StoreMaker) -> Non
     assert scatter(make_store(points)) < MUCH_SCATTER
 
 
-def test_too_few_points_have_no_scatter(make_store: StoreMaker) -> None:
+def test_too_few_points_have_no_scatter(make_store):
     points = np.random.default_rng(0).random((21, 3))
     assert scatter(make_store(points[:20])) == 0
     assert scatter(make_store(points)) > 0
@@ -73,13 +68,7 @@ def test_too_few_points_have_no_scatter(make_store: StoreMaker) -> None:
         (0.25, ("--model", "shapes"), False),
     ],
 )
-def test_a_note_names_denoise_where_a_shape_is_noisy(
-    noise: float,
-    options: tuple[str, ...],
-    has_note: bool,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_note_names_denoise_where_a_shape_is_noisy(noise, options, has_note, tmp_path, capfd):
     np.savetxt(tmp_path / "in.xyz", sphere(500, noise))
     paths = str(tmp_path / "in.xyz"), "-o", str(tmp_path / "out.ply")
     assert cli.main(["upsample", *paths, "--ratio", "1", *options]) == 0

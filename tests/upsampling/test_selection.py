@@ -26,9 +26,7 @@ from pointup.upsampling.store.bisection import BlockFiles
     st.floats(0.0, 1.0),
 )
 @example([(0.1, 9), (0.3, 9)], 0.3)
-def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
-    cells: list[tuple[float, int]], part: float
-) -> None:
+def test_cells_get_their_total_by_weight_and_never_more_than_they_have(cells, part):
     weights, num_candidates = (np.array(values, float) for values in zip(*cells, strict=True))
     total = part * num_candidates.sum()
     wanted = scale_to_total(total, weights, num_candidates)
@@ -42,7 +40,7 @@ def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
         assert (weights[is_full] * scale.mean() >= wanted[is_full] - 1e-6).all()
 
 
-def test_cells_without_weight_get_what_full_cells_have_no_room_for() -> None:
+def test_cells_without_weight_get_what_full_cells_have_no_room_for():
     weights, room = np.array([0.0] * 90 + [50.0] * 10), np.full(100, 96.0)
     wanted = scale_to_total(1500.0, weights, room)
     assert wanted.sum() == pytest.approx(1500)
@@ -51,13 +49,13 @@ def test_cells_without_weight_get_what_full_cells_have_no_room_for() -> None:
     assert scale_to_total(30.0, np.zeros(2), np.array([20.0, 40.0])).tolist() == [10.0, 20.0]
 
 
-def test_cells_without_weight_get_nothing() -> None:
+def test_cells_without_weight_get_nothing():
     weights = np.array([0.0, 1.0, 1.0])
     assert scale_to_total(4.0, weights, np.full(3, 9.0)).tolist() == [0.0, 2.0, 2.0]
     assert scale_to_total(0.0, np.zeros(2), np.zeros(2)).tolist() == [0.0, 0.0]
 
 
-def test_shares_follow_the_quotas_up_to_a_bound() -> None:
+def test_shares_follow_the_quotas_up_to_a_bound():
     quota = np.log(np.array([1.0, 2.0, 1000.0, 1e-9], np.float32))
     expected = pytest.approx([1.0, 2.0, 4.0, 0.25], rel=1e-5)
     assert quota_shares(quota, 0.0) == expected == quota_shares(quota + 30, 30.0)
@@ -65,9 +63,7 @@ def test_shares_follow_the_quotas_up_to_a_bound() -> None:
 
 @given(st.floats(0.0, 1.0), st.integers(0, 2**32 - 1))
 @settings(max_examples=20)
-def test_quotas_shrink_by_the_share_of_noise_in_their_variance(
-    tmp_path_factory: pytest.TempPathFactory, share: float, seed: int
-) -> None:
+def test_quotas_shrink_by_the_share_of_noise_in_their_variance(tmp_path_factory, share, seed):
     rng = np.random.default_rng(seed)
     quota = rng.normal(1.0, 0.2, (2, 50))
     noise = float(share * quota.var())
@@ -93,7 +89,7 @@ def sparser_on_the_right(share: float) -> np.ndarray:
     return points[(points[:, 0] < 0.5) | (rng.random(3000) < share)]
 
 
-def test_new_points_are_distributed_by_the_quotas_of_the_model() -> None:
+def test_new_points_are_distributed_by_the_quotas_of_the_model():
     points = sparser_on_the_right(0.5)
     model, shares = small_model(), []
     for power, trust, ratio in (
@@ -115,7 +111,7 @@ def test_new_points_are_distributed_by_the_quotas_of_the_model() -> None:
     assert shares[4] == pytest.approx(shares[1], abs=0.01)
 
 
-def test_quotas_of_predicted_errors_are_multiplied_by_the_predicted_quotas() -> None:
+def test_quotas_of_predicted_errors_are_multiplied_by_the_predicted_quotas():
     points = sparser_on_the_right(0.5)
     # Before training, all predicted errors are equal.
     model = small_model(predict_error=True)
@@ -133,7 +129,7 @@ def test_quotas_of_predicted_errors_are_multiplied_by_the_predicted_quotas() -> 
         assert shares[exponent] == pytest.approx(expected, abs=0.015)
 
 
-def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:
+def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser():
     points = sparser_on_the_right(0.25)
     made = upsample(points, 4.0, model=small_model())
     num_left, left = np.count_nonzero(points[:, 0] < 0.5), np.count_nonzero(made[:, 0] < 0.5)
@@ -154,7 +150,7 @@ def candidates_on_a_plane(seed: int = 0, num_points: int = 1200) -> tuple[np.nda
     return points, np.full(num_points, 0.03), cell, rng.permutation(num_points)
 
 
-def test_every_cell_gets_its_quota_evenly() -> None:
+def test_every_cell_gets_its_quota_evenly():
     points, scale, cell, priority = candidates_on_a_plane()
     quota = np.array([100, 101, 102, 103])
     distance = np.full(len(points), np.inf)
@@ -169,7 +165,7 @@ def test_every_cell_gets_its_quota_evenly() -> None:
     assert np.median(nearest) > 1.5 * np.median(cKDTree(at_random).query(at_random, k=2)[0][:, 1])
 
 
-def test_points_near_picked_ones_are_not_picked() -> None:
+def test_points_near_picked_ones_are_not_picked():
     points, scale, cell, priority = candidates_on_a_plane()
     kept = np.array([[0.3, 0.3, 0.0], [0.7, 0.6, 0.0]])
     distance = cKDTree(kept).query(points)[0] / scale
@@ -182,7 +178,7 @@ def test_points_near_picked_ones_are_not_picked() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(0, 10_000))
-def test_thinning_depends_on_points_and_not_on_their_order(seed: int) -> None:
+def test_thinning_depends_on_points_and_not_on_their_order(seed):
     points, scale, cell, priority = candidates_on_a_plane(seed, 200)
     distance, quota = np.full(200, np.inf), np.array([20, 0, 30, 70])
     (picked,) = select_evenly([(points, scale, distance, cell, quota, priority, 3.0)])
@@ -192,7 +188,7 @@ def test_thinning_depends_on_points_and_not_on_their_order(seed: int) -> None:
     assert np.array_equal(np.sort(order[again]), picked)
 
 
-def test_a_mass_of_duplicates_is_thinned_quickly_and_to_the_quota() -> None:
+def test_a_mass_of_duplicates_is_thinned_quickly_and_to_the_quota():
     points = np.concatenate([np.zeros((20_000, 3)), np.random.default_rng(0).random((50, 3))])
     num_points = len(points)
     block = (
@@ -211,7 +207,7 @@ def test_a_mass_of_duplicates_is_thinned_quickly_and_to_the_quota() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(0, 10_000))
-def test_without_copies_every_place_is_picked_once_and_none_where_a_point_is(seed: int) -> None:
+def test_without_copies_every_place_is_picked_once_and_none_where_a_point_is(seed):
     points, scale, cell, priority = candidates_on_a_plane(seed, 300)
     rng = np.random.default_rng(seed)
     points[:200] = points[rng.integers(200, 300, 200)]
@@ -248,9 +244,7 @@ def block_of_all_scales(seed: int, num_points: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("copies", [True, False])
-def test_blocks_thinned_together_in_cells_are_as_those_thinned_alone_by_trees(
-    copies: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_thinned_together_in_cells_are_as_those_thinned_alone_by_trees(copies, monkeypatch):
     blocks = [block_of_all_scales(*each) for each in [(0, 600), (1, 1), (2, 90), (3, 0), (4, 300)]]
     alone = [select_evenly([block], copies)[0] for block in blocks]
     monkeypatch.setattr(selection, "_pairs_in_trees", selection._pairs_in_cells)
@@ -261,9 +255,7 @@ def test_blocks_thinned_together_in_cells_are_as_those_thinned_alone_by_trees(
 
 
 @pytest.mark.parametrize("search", [selection._pairs_in_trees, selection._pairs_in_cells])
-def test_all_pairs_closer_than_the_radius_are_found_and_no_other(
-    search: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_pairs_closer_than_the_radius_are_found_and_no_other(search, monkeypatch):
     monkeypatch.setattr(selection, "_pairs_in_trees", search)
     points, scale, *_, radius = block_of_all_scales(5, 400)
     block, index = np.arange(400) % 2, np.flatnonzero(np.arange(400) % 5)

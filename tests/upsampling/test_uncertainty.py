@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import laspy
 import numpy as np
@@ -34,7 +33,7 @@ def of_new(
     return upsample(PointCloud(points), ratio, model=model, only_new=True, **options)  # type: ignore[arg-type]
 
 
-def test_without_errors_to_tell_apart_it_is_a_share_of_the_local_spacing() -> None:
+def test_without_errors_to_tell_apart_it_is_a_share_of_the_local_spacing():
     # The right half is five times as dense along both axes.
     left, right = sheet(300, 10.0) * [1, 1, 0], sheet(7500, 10.0) * [1, 1, 0] + [10, 0, 0]
     made = of_new(np.concatenate([left, right]), model_with_errors(Calibration((0.0,), (0.5,))))
@@ -43,7 +42,7 @@ def test_without_errors_to_tell_apart_it_is_a_share_of_the_local_spacing() -> No
     assert spacing == pytest.approx([(100 / n) ** 0.5 for n in (300, 7500)], rel=0.25)
 
 
-def test_it_scales_with_the_cloud_and_is_zero_for_measured_points() -> None:
+def test_it_scales_with_the_cloud_and_is_zero_for_measured_points():
     points, model = sheet(400), model_with_errors()
     made = upsample(PointCloud(points), 3.0, model=model)
     uncertainty = made.attributes["uncertainty"]
@@ -53,7 +52,7 @@ def test_it_scales_with_the_cloud_and_is_zero_for_measured_points() -> None:
     assert larger == pytest.approx(128 * uncertainty[400:], rel=1e-3)
 
 
-def test_the_points_are_the_same_with_and_without_it() -> None:
+def test_the_points_are_the_same_with_and_without_it():
     points = sheet(400)
     plain, other = small_model(0.1, density_exponent=0.0), model_with_errors()
     shared = plain.state_dict()
@@ -66,7 +65,7 @@ def test_the_points_are_the_same_with_and_without_it() -> None:
     assert "uncertainty" not in of_new(points, model_with_errors(None)).attributes
 
 
-def test_a_point_made_of_new_ones_adds_their_uncertainty_to_its_own() -> None:
+def test_a_point_made_of_new_ones_adds_their_uncertainty_to_its_own():
     constant = model_with_errors(Calibration((0.0,), (0.0,)))
     one, two = (of_new(grid(24), constant, n).attributes["uncertainty"] for n in (4.0, 16.0))
     assert np.array_equal(one, two[: len(one)])
@@ -79,7 +78,7 @@ def test_a_point_made_of_new_ones_adds_their_uncertainty_to_its_own() -> None:
     assert found == pytest.approx([middle / 2, middle * 1.25**0.5], rel=0.1)
 
 
-def test_it_depends_on_the_ratio_where_the_calibration_does() -> None:
+def test_it_depends_on_the_ratio_where_the_calibration_does():
     model = model_with_errors(Calibration((0.0,), (0.0,), 8.0, (1.0,)))
     two, four, eight = (
         np.median(of_new(grid(24), model, ratio).attributes["uncertainty"]) for ratio in (2, 4, 8)
@@ -91,7 +90,7 @@ def test_it_depends_on_the_ratio_where_the_calibration_does() -> None:
     "options",
     [pytest.param({}, marks=pytest.mark.slow), {"oversampling": 2.0}, {"originals": False}],
 )
-def test_no_point_is_made_beyond_the_largest_uncertainty(options: dict[str, float | bool]) -> None:
+def test_no_point_is_made_beyond_the_largest_uncertainty(options):
     points, model = sheet(500), model_with_errors()
     whole = of_new(points, model, **options).attributes["uncertainty"]
     most = float(np.percentile(whole, 40))
@@ -103,9 +102,7 @@ def test_no_point_is_made_beyond_the_largest_uncertainty(options: dict[str, floa
         of_new(points, small_model(), max_uncertainty=1.0)
 
 
-def test_files_describe_it_and_its_values_do_not_depend_on_tiles(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_describe_it_and_its_values_do_not_depend_on_tiles(tmp_path, capsys):
     points = (sheet(900) * 10 + UTM).round(2)
     classes = np.where(points[:, 0] < np.quantile(points[:, 0], 0.3), 6, 1)
     write_las(tmp_path / "a.las", points, classification=classes)
@@ -137,7 +134,7 @@ def test_files_describe_it_and_its_values_do_not_depend_on_tiles(
     assert np.array_equal(plain.points.array, whole.points.array[names])
 
 
-def test_a_model_keeps_its_calibration(tmp_path: Path) -> None:
+def test_a_model_keeps_its_calibration(tmp_path):
     model = model_with_errors(Calibration((-1.0, 0.0, 2.0), (-3.0, -1.0, 0.5)))
     model.save_pretrained(tmp_path)
     loaded = Upsampler.from_pretrained(tmp_path)

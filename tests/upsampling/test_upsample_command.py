@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 from sheets import small_model
-from typed import WKT, Result, is_one_line, left_in, positions, write_las
+from typed import WKT, is_one_line, left_in, positions, write_las
 
 from pointup import upsample
 from pointup.cli import main as cli
@@ -28,8 +27,8 @@ GEOCENTRIC, MERCATOR = "EPSG:4978", "EPSG:3857"
 
 @pytest.mark.parametrize(("suffix", "point_format"), [(".las", 7), (".laz", 7), (".las", 3)])
 def test_las_keeps_every_original_and_adds_synthetic_points(
-    suffix: str, point_format: int, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+    suffix, point_format, tmp_path, command
+):
     source, target = tmp_path / f"in{suffix}", tmp_path / f"out{suffix}"
     before = write_las(source, point_format=point_format)
     result = command(source, "-o", target, "--ratio", "2.5")
@@ -68,9 +67,7 @@ def test_las_keeps_every_original_and_adds_synthetic_points(
         *(pytest.param(name, marks=pytest.mark.slow) for name in (".ply", ".npz", ".xyz")),
     ],
 )
-def test_attributes_are_kept_and_what_is_written_can_be_upsampled_again(
-    suffix: str, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_attributes_are_kept_and_what_is_written_can_be_upsampled_again(suffix, tmp_path, command):
     source, target = tmp_path / f"in{suffix}", tmp_path / f"out{suffix}"
     cloud = PointCloud(positions(50), {"label": np.arange(50), "weight": np.arange(50) / 7})
     write_points(source, cloud)
@@ -95,9 +92,7 @@ def test_attributes_are_kept_and_what_is_written_can_be_upsampled_again(
     assert again.attributes["parent_index"].dtype == np.uint32
 
 
-def test_a_wider_parent_index_of_a_las_file_is_kept(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_a_wider_parent_index_of_a_las_file_is_kept(tmp_path, command):
     index = np.arange(40)[::-1].astype(np.int64)
     write_points(tmp_path / "a.las", PointCloud(positions(40), {"parent_index": index}))
     assert command(tmp_path / "a.las", "-o", tmp_path / "b.las", "--ratio", "2").status == 0
@@ -106,9 +101,7 @@ def test_a_wider_parent_index_of_a_las_file_is_kept(
     assert las.parent_index[40:].max() < 40
 
 
-def test_no_new_point_is_a_key_point_or_at_the_edge_of_a_flight_line(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_no_new_point_is_a_key_point_or_at_the_edge_of_a_flight_line(tmp_path, command):
     flags = {"key_point": np.ones(40, np.uint8), "edge_of_flight_line": np.ones(40, np.uint8)}
     overlap = {"overlap": np.ones(40, np.uint8)}
     write_points(tmp_path / "a.las", PointCloud(positions(40), flags | overlap))
@@ -123,9 +116,7 @@ def test_no_new_point_is_a_key_point_or_at_the_edge_of_a_flight_line(
     assert not upsample(cloud, 2.0, model=small_model(), only_new=True).attributes["KeyPoint"].any()
 
 
-def test_a_las_output_has_the_whole_extent_of_a_file_of_another_format(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_a_las_output_has_the_whole_extent_of_a_file_of_another_format(tmp_path, command):
     cloud = PointCloud(np.concatenate([1e-3 * positions(30), 1e3 * positions(30, seed=1)]))
     write_points(tmp_path / "in.npy", cloud)
     assert command(tmp_path / "in.npy", "-o", tmp_path / "out.laz").status == 0
@@ -135,9 +126,7 @@ def test_a_las_output_has_the_whole_extent_of_a_file_of_another_format(
     assert np.asarray(laspy.read(tmp_path / "out.laz").synthetic).sum() == 180
 
 
-def test_originals_or_new_points_can_be_left_out(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_originals_or_new_points_can_be_left_out(tmp_path, command):
     write_las(tmp_path / "in.las")
     for name, options in (("all", []), ("new", ["--only-new"]), ("model", ["--no-originals"])):
         assert command(tmp_path / "in.las", "-o", tmp_path / f"{name}.las", *options).status == 0
@@ -146,9 +135,7 @@ def test_originals_or_new_points_can_be_left_out(
     assert len(model.points) == 1200 and np.asarray(model.synthetic).all()
 
 
-def test_the_command_and_python_make_the_same_points(
-    tmp_path: Path, command: Callable[..., Result], model_directory: Path
-) -> None:
+def test_the_command_and_python_make_the_same_points(tmp_path, command, model_directory):
     write_points(tmp_path / "in.npy", PointCloud(positions(200)))
     options = ("--density", "8", "--max-distance", "0.4", "--seed", "3")
     assert command(tmp_path / "in.npy", "-o", tmp_path / "out.npy", *options).status == 0
@@ -157,9 +144,7 @@ def test_the_command_and_python_make_the_same_points(
     assert np.array_equal(read_points(tmp_path / "out.npy").positions, made)
 
 
-def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(tmp_path, command):
     # Points 5 cm apart, so that there is room for new ones.
     points = positions(600) * (0.1, 0.1, 0.02) + (4.5e5, 3.59e6, 0)
     las_files.write_las(tmp_path / "in.las", points, scale=0.01)
@@ -175,9 +160,7 @@ def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(
     assert "rounded by up to 0.00866" in result.err and "give a larger one" in result.err
 
 
-def test_the_share_of_the_area_that_misses_a_density_is_noted(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_the_share_of_the_area_that_misses_a_density_is_noted(tmp_path, command):
     # Half of the area has 1 point in a square unit, which becomes 16; the rest has 6. A point
     # far away adds no area.
     rng = np.random.default_rng(0)
@@ -200,18 +183,14 @@ def test_the_share_of_the_area_that_misses_a_density_is_noted(
     ],
     ids=["few", "each twice", "a line"],
 )
-def test_degenerate_clouds_are_upsampled(
-    points: np.ndarray, expected: int, words: str, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_degenerate_clouds_are_upsampled(points, expected, words, tmp_path, command):
     write_points(tmp_path / "in.npy", PointCloud(points))
     result = command(tmp_path / "in.npy", "-o", tmp_path / "out.laz")
     assert result == (0, ANY, "") and words in result.out
     assert len(laspy.read(tmp_path / "out.laz").points) == expected
 
 
-def test_a_ratio_beyond_the_largest_needs_force(
-    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ratio_beyond_the_largest_needs_force(tmp_path, command, monkeypatch):
     monkeypatch.setattr(files, "LARGEST_RATIO", 2.0)
     write_points(tmp_path / "in.npy", PointCloud(positions(20)))
     words = tmp_path / "in.npy", "-o", tmp_path / "out.npy", "--ratio", "2.5"
@@ -241,12 +220,7 @@ def noisy(path: Path) -> laspy.LasData:
         (("--classes", "2", "--include-noise"), np.r_[0:140, 180:200]),
     ],
 )
-def test_noise_withheld_points_and_other_classes_are_only_copied(
-    options: tuple[str, ...],
-    taken: np.ndarray,
-    tmp_path: Path,
-    command: Callable[..., Result],
-) -> None:
+def test_noise_withheld_points_and_other_classes_are_only_copied(options, taken, tmp_path, command):
     las = noisy(tmp_path / "in.las")
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", "--ratio", "3.3", *options)
     assert result.status == 0
@@ -283,9 +257,7 @@ def test_noise_withheld_points_and_other_classes_are_only_copied(
         ("in.las", None, ["in.las"]),
     ],
 )
-def test_files_may_follow_classes(
-    words: str, classes: tuple[int, ...] | None, inputs: list[str]
-) -> None:
+def test_files_may_follow_classes(words, classes, inputs):
     for options in (["-o", "out", *words.split()], [*words.split(), "-o", "out"]):
         expected = classes, tuple(map(Path, inputs))
         assert cli.parse(["upsample", *options]).classes_and_inputs() == expected
@@ -304,12 +276,8 @@ def test_files_may_follow_classes(
     ],
 )
 def test_points_that_want_other_options_are_noted_before_the_work(
-    values: dict[str, list[int]],
-    options: tuple[str, ...],
-    notes: list[str],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    values, options, notes, tmp_path, capfd
+):
     write_las(tmp_path / "in.las")
     las = laspy.read(tmp_path / "in.las")
     values = {"classification": [1, 1], "number_of_returns": [1, 1], **values}
@@ -330,9 +298,7 @@ def in_system(path: Path, system: str, shift: float = 0.0) -> Path:
     return las_files.write_las(path, points, scale=0.01, system=system)
 
 
-def test_coordinates_that_are_no_lengths_are_refused_before_any_file_is_written(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_coordinates_that_are_no_lengths_are_refused_before_any_file_is_written(tmp_path, command):
     in_system(tmp_path / "in" / "a.las", METRES)
     refused = in_system(tmp_path / "in" / "b.las", "EPSG:4326", shift=1000)
     result = command(tmp_path / "in", "-o", tmp_path / "out")
@@ -352,8 +318,8 @@ def test_coordinates_that_are_no_lengths_are_refused_before_any_file_is_written(
     ],
 )
 def test_the_summary_names_the_unit_if_it_is_known_and_a_note_what_is_unusual(
-    system: str, option: str, unit: str, note: str, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+    system, option, unit, note, tmp_path, command
+):
     source = in_system(tmp_path / "a.las", system)
     result = command(source, "-o", tmp_path / "out.las", option, "2")
     assert result.status == 0 and result.err.count("\n") == bool(note)
@@ -372,15 +338,13 @@ def test_the_summary_names_the_unit_if_it_is_known_and_a_note_what_is_unusual(
         (f"{MERCATOR}+5773", r"a\.las: is in a Mercator projection, .* 1\.21 times"),
     ],
 )
-def test_an_unusual_system_is_noted_once(system: str, note: str, tmp_path: Path) -> None:
+def test_an_unusual_system_is_noted_once(system, note, tmp_path):
     paths = [in_system(tmp_path / f"{name}.las", system) for name in "ab"]
     (found,) = check_units(paths, None, False)
     assert re.search(note, found)
 
 
-def test_files_of_several_units_may_have_a_ratio_and_no_length(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_files_of_several_units_may_have_a_ratio_and_no_length(tmp_path, command):
     metres = in_system(tmp_path / "in" / "a.las", METRES)
     feet = in_system(tmp_path / "in" / "b.las", FEET, shift=1000)
     with pytest.raises(DataError, match=r"b\.las: is in US ft.*reproject one of them"):

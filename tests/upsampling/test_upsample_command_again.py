@@ -30,18 +30,16 @@ from pointup.model.upsampler import Upsampler
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
-def tiles(tmp_path: Path) -> Path:
+def tiles(tmp_path) -> Path:
     return write_tiles(tmp_path / "tiles")
 
 
-def test_a_second_call_skips_what_is_written_and_says_so(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_call_skips_what_is_written_and_says_so(tiles, tmp_path, model, capsys):
     out = tmp_path / "out"
     assert upsample(model, tiles, "-o", out, "--separate") == 0
     assert "3 files written: from 1,200 to 2,400 points" in capsys.readouterr().out
@@ -79,9 +77,7 @@ def test_a_second_call_skips_what_is_written_and_says_so(
         assert len(rewritten()) == number
 
 
-def test_names_as_long_as_file_systems_allow_are_written_and_skipped(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_as_long_as_file_systems_allow_are_written_and_skipped(tmp_path, model, capsys):
     (tmp_path / "in").mkdir()
     name = "n" * 251 + ".las"
     write_las(tmp_path / "in" / name, surface(300, 5))
@@ -91,9 +87,7 @@ def test_names_as_long_as_file_systems_allow_are_written_and_skipped(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {name, ".upsampled"}
 
 
-def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(tiles, tmp_path, model, capsys):
     for name in ("1.las", "2.las"):
         (tiles / name).unlink()
     out = tmp_path / "out"
@@ -124,8 +118,8 @@ def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(
 
 
 def test_the_only_file_of_a_folder_is_copied_if_it_has_nothing_to_upsample(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiles, tmp_path, model, capsys
+):
     for name in ("1.las", "2.las"):
         (tiles / name).unlink()
     out = tmp_path / "out"
@@ -153,8 +147,8 @@ def test_the_only_file_of_a_folder_is_copied_if_it_has_nothing_to_upsample(
 
 @pytest.mark.slow
 def test_a_folder_whose_call_was_killed_continues_with_the_survey_that_was_not_finished(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiles, tmp_path, model, capsys
+):
     # A second survey of two files, far from the first.
     for i in (3, 4):
         write_las(tiles / f"{i}.las", surface(400, i, WIDTH) + np.array([1e5 + i * WIDTH, 0, 0]))
@@ -201,7 +195,7 @@ def call_for(*targets: Path) -> AbstractContextManager[Path]:
     return work_directory([Job(Path("input.txt"), target, "shapes") for target in targets], workers)
 
 
-def test_a_second_call_for_a_survey_is_refused_and_the_first_one_goes_on(tmp_path: Path) -> None:
+def test_a_second_call_for_a_survey_is_refused_and_the_first_one_goes_on(tmp_path):
     a, b, c = (tmp_path / f"{name}.txt" for name in "abc")
     cloud = PointCloud(sheet(20))
     with call_for(a, b) as first:
@@ -221,7 +215,7 @@ def test_a_second_call_for_a_survey_is_refused_and_the_first_one_goes_on(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["b.txt"]
 
 
-def test_what_killed_calls_left_locks_nothing_and_is_deleted(tmp_path: Path) -> None:
+def test_what_killed_calls_left_locks_nothing_and_is_deleted(tmp_path):
     a, b = (tmp_path / f"{name}.laz" for name in "ab")
     (tmp_path / ".a.laz.work" / "survey" / "points").mkdir(parents=True)
     (tmp_path / ".a.laz.work" / "lock").touch()
@@ -232,7 +226,7 @@ def test_what_killed_calls_left_locks_nothing_and_is_deleted(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_the_unfinished_file_of_a_name_that_begins_alike_is_left(tmp_path: Path) -> None:
+def test_the_unfinished_file_of_a_name_that_begins_alike_is_left(tmp_path):
     other = [".a.laz.laz.0a1b2c3d.part", ".a.laz.b.0a1b2c3d.part", ".a.laz.part", ".a.laz.x1.part"]
     for name in (*other, ".a.laz.0a1b2c3d.part"):
         (tmp_path / name).touch()

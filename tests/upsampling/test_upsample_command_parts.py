@@ -20,18 +20,18 @@ from pointup.io.files import read_points
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
-def tiles(tmp_path: Path) -> Path:
+def tiles(tmp_path) -> Path:
     return write_tiles(tmp_path / "tiles")
 
 
 def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_the_whole(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, model, monkeypatch
+):
     monkeypatch.setattr(plan, "MARGIN", 12.0)
     write_copc(tmp_path / "a.copc.laz", surface(6000, 1), node_points=60)
     bounds = (500_050, 4_000_010, 500_060, 4_000_020)
@@ -61,8 +61,8 @@ def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_th
 
 
 def test_points_in_are_those_within_the_bounds_and_those_around_them_are_named(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiles, tmp_path, model, capsys
+):
     low, high = np.array([500_030, 4_000_005]), np.array([500_050, 4_000_015])
     assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", *low, *high) == 0
     text = capsys.readouterr().out  # The margin of 64 spacings holds both files.
@@ -81,12 +81,8 @@ def test_points_in_are_those_within_the_bounds_and_those_around_them_are_named(
     ],
 )
 def test_the_summary_is_of_the_new_points_that_are_written_and_counts_those_of_buffers_once(
-    words: tuple[object, ...],
-    names: list[str],
-    tmp_path: Path,
-    model: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words, names, tmp_path, model, capsys
+):
     points, made, out = surface(1200, 0), set[tuple[float, ...]](), tmp_path / "out"
     (tmp_path / "tiles").mkdir()
     for i in range(3):
@@ -113,7 +109,7 @@ def test_the_summary_is_of_the_new_points_that_are_written_and_counts_those_of_b
     assert abs(float(summary[3]) / within - 1) < 0.01
 
 
-def test_parents_within_bounds_are_numbered_as_in_the_output(tmp_path: Path, model: Path) -> None:
+def test_parents_within_bounds_are_numbered_as_in_the_output(tmp_path, model):
     write_las(tmp_path / "in.las", surface(3000, 1))
     bounds = (500_050, 4_000_010, 500_070, 4_000_030)
     out = tmp_path / "part.las"
@@ -129,9 +125,7 @@ def test_parents_within_bounds_are_numbered_as_in_the_output(tmp_path: Path, mod
     assert (away[~is_outside] < 8 * spacing).all()
 
 
-def test_bounds_leave_out_files_outside_and_read_those_near(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bounds_leave_out_files_outside_and_read_those_near(tiles, tmp_path, model, capsys):
     bounds = (500_002, 4_000_000, 500_039, 4_000_020)
     assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", *bounds) == 0
     assert [p.name for p in sorted((tmp_path / "out").glob("*.las"))] == ["0.las"]
@@ -143,8 +137,8 @@ def test_bounds_leave_out_files_outside_and_read_those_near(
 
 
 def test_a_file_that_touches_the_bounds_without_a_point_inside_is_skipped_with_a_note(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tiles, tmp_path, model, capsys
+):
     points = surface(400, 1, WIDTH) + np.array([WIDTH, 0, 0])
     # The corner at the lower left is empty, and the extent of the file holds it.
     in_corner = (points[:, :2] < CORNER[:2] + np.array([WIDTH + 15, 15])).all(axis=1)
@@ -167,8 +161,8 @@ def test_a_file_that_touches_the_bounds_without_a_point_inside_is_skipped_with_a
 
 
 def test_shards_write_each_file_once_and_use_the_files_that_border_on_theirs(
-    tiles: Path, tmp_path: Path, model: Path
-) -> None:
+    tiles, tmp_path, model
+):
     assert upsample(model, tiles, "-o", tmp_path / "whole") == 0
     seen: list[set[str]] = []
     for k in (1, 2, 3):
@@ -184,8 +178,8 @@ def test_shards_write_each_file_once_and_use_the_files_that_border_on_theirs(
 
 
 def test_shards_of_subfolders_need_no_folder_of_the_files_that_are_only_read(
-    tiles: Path, tmp_path: Path, model: Path
-) -> None:
+    tiles, tmp_path, model
+):
     for i in range(3):
         (tiles / f"sub{i}").mkdir()
         (tiles / f"{i}.las").rename(tiles / f"sub{i}" / f"{i}.las")
@@ -195,9 +189,7 @@ def test_shards_of_subfolders_need_no_folder_of_the_files_that_are_only_read(
     assert sorted(map(str, written)) == ["sub0/0.las", "sub1/1.las", "sub2/2.las"]
 
 
-def test_a_shard_whose_own_files_are_damaged_reports_them_and_ends(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shard_whose_own_files_are_damaged_reports_them_and_ends(tiles, tmp_path, model, capsys):
     content = bytearray((tiles / "2.las").read_bytes())
     # The header gives x from 80 to 81 m, and the points span 40 m.
     struct.pack_into("<2d", content, 179, CORNER[0] + 81, CORNER[0] + 80)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import laspy
 import numpy as np
 import pytest
-from typed import Result, is_one_line, left_in, positions, write_las, write_two_tiles
+from typed import is_one_line, left_in, positions, write_las, write_two_tiles
 
 from pointup.cli import main as cli
 from pointup.cli.upsample.files import check_size
@@ -50,13 +49,8 @@ from pointup.upsampling.store.point_store import Store
     ],
 )
 def test_bad_files_options_and_outputs_are_reported_in_one_line_and_leave_nothing(
-    source: str,
-    target: str,
-    options: list[str],
-    message: str,
-    tmp_path: Path,
-    command: Callable[..., Result],
-) -> None:
+    source, target, options, message, tmp_path, command
+):
     before = write_las(tmp_path / "in.las")
     (tmp_path / "text.laz").write_bytes(b"hello" * 100)
     (tmp_path / "one.xyz").write_bytes(b"1 2 3\n")
@@ -70,8 +64,8 @@ def test_bad_files_options_and_outputs_are_reported_in_one_line_and_leave_nothin
 
 
 def test_damaged_and_empty_files_of_a_folder_are_reported_and_the_others_are_written(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+    tmp_path, command
+):
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     write_las(folder / "whole.laz")
@@ -91,9 +85,7 @@ def test_damaged_and_empty_files_of_a_folder_are_reported_and_the_others_are_wri
     assert left_in(out) == ["none.las", "shape.ply", "whole.laz"]
 
 
-def test_a_folder_that_cannot_be_written_to_is_reported(
-    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path, command, monkeypatch):
     write_las(tmp_path / "in.las")
     # A superuser, who may run the tests, can write in spite of permissions.
     monkeypatch.setattr("pointup.cli.upsample.upsample_command.os.access", lambda path, mode: False)
@@ -104,8 +96,8 @@ def test_a_folder_that_cannot_be_written_to_is_reported(
 
 @pytest.mark.parametrize("output", ["-", os.devnull, "merged.laz"])
 def test_names_that_are_no_folder_are_refused_for_several_files(
-    output: str, tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    output, tmp_path, command, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for name in ("a.npy", "b.npy"):
         write_points(tmp_path / name, PointCloud(positions(20)))
@@ -115,7 +107,7 @@ def test_names_that_are_no_folder_are_refused_for_several_files(
     assert left_in(tmp_path) == ["a.npy", "b.npy"]
 
 
-def test_what_exists_or_is_marked_as_a_folder_is_one(tmp_path: Path) -> None:
+def test_what_exists_or_is_marked_as_a_folder_is_one(tmp_path):
     write_points(tmp_path / "a.npy", PointCloud(positions(20)))
     (tmp_path / "made.laz").mkdir()
     for output, is_folder in (("made.laz", False), ("run_v1.2", True)):
@@ -123,9 +115,7 @@ def test_what_exists_or_is_marked_as_a_folder_is_one(tmp_path: Path) -> None:
         assert job.target == tmp_path / output / "a.npy"
 
 
-def test_two_files_with_the_same_output_are_refused(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_two_files_with_the_same_output_are_refused(tmp_path, command):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         write_points(tmp_path / folder / "in.npy", PointCloud(positions(20)))
@@ -134,9 +124,7 @@ def test_two_files_with_the_same_output_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_leaves_nothing(
-    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(tmp_path, command, monkeypatch):
     write_las(tmp_path / "in.las")
     (tmp_path / "out.las").write_bytes(b"older")
 
@@ -155,9 +143,7 @@ def test_a_full_disk_leaves_nothing(
     assert (tmp_path / "out.las").read_bytes() == b"older"
 
 
-def test_an_interrupt_leaves_nothing(
-    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_nothing(tmp_path, command, monkeypatch):
     write_las(tmp_path / "in.las")
 
     def interrupt(store: Store, block: int) -> None:
@@ -181,11 +167,8 @@ def append(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [replace, append, Path.unlink])
 def test_an_input_that_changes_while_it_is_upsampled_is_an_error_and_nothing_is_written(
-    change: Callable[[Path], None],
-    tmp_path: Path,
-    command: Callable[..., Result],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    change, tmp_path, command, monkeypatch
+):
     write_las(tmp_path / "in.las")
 
     def run_passes(*arguments: Any, **options: Any) -> NewPoints:
@@ -199,7 +182,7 @@ def test_an_input_that_changes_while_it_is_upsampled_is_an_error_and_nothing_is_
     assert "out.las" not in left_in(tmp_path)
 
 
-def test_a_loop_of_links_is_no_output(tmp_path: Path, command: Callable[..., Result]) -> None:
+def test_a_loop_of_links_is_no_output(tmp_path, command):
     write_las(tmp_path / "in.las")
     for name in ("a.las", "folder"):
         (tmp_path / name).symlink_to(tmp_path / f"{name}.link")
@@ -217,12 +200,8 @@ def test_a_loop_of_links_is_no_output(tmp_path: Path, command: Callable[..., Res
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_runs(
-    values: np.ndarray,
-    message: str,
-    tmp_path: Path,
-    command: Callable[..., Result],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    values, message, tmp_path, command, monkeypatch
+):
     monkeypatch.setattr("pointup.cli.upsample.files.run_passes", None)
     name = "a.las" if values.dtype == np.float32 else "a.csv"
     write_points(tmp_path / name, PointCloud(positions(9), {"parent_index": values}))
@@ -231,7 +210,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_runs(
     assert left_in(tmp_path) == [name]
 
 
-def test_a_density_is_checked_by_the_area(tmp_path: Path) -> None:
+def test_a_density_is_checked_by_the_area(tmp_path):
     class Large(SimpleNamespace):
         def __len__(self) -> int:
             return 32_000_000
@@ -244,7 +223,7 @@ def test_a_density_is_checked_by_the_area(tmp_path: Path) -> None:
         check_size([job], store, UpsampleOptions(density=300.0), model)
 
 
-def test_a_view_of_nothing_is_noted(tmp_path: Path, command: Callable[..., Result]) -> None:
+def test_a_view_of_nothing_is_noted(tmp_path, command):
     write_two_tiles(tmp_path / "in")
     paths = tmp_path / "in", "-o", tmp_path / "out", "--view", tmp_path / "a.html", "--ratio"
     for rest in (("2", "--shard", "1/4"), ("1", "--only-new")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import laspy
@@ -12,7 +11,6 @@ from forked import run_forked
 from scipy.spatial import cKDTree
 from survey_tiles import made_of, ordered, survey, write_tiles
 from typed import (
-    Result,
     digest,
     left_in,
     positions,
@@ -33,9 +31,7 @@ from pointup.io.files import PointCloud, read_points, write_points
         ("--ratio", "2", "--oversampling", "2"),
     ],
 )
-def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
-    options: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(options, tmp_path, command):
     las = survey(900)
     las.write(tmp_path / "whole.laz")
     write_tiles(las, tmp_path / "tiles", side=3)
@@ -58,9 +54,7 @@ def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
     assert np.array_equal(ordered(found), expected)
 
 
-def test_tiles_and_processes_give_the_same_files(
-    tmp_path: Path, command: Callable[..., Result], model_directory: Path
-) -> None:
+def test_tiles_and_processes_give_the_same_files(tmp_path, command, model_directory):
     """Two processes divide the blocks and the files of a survey; one file is damaged."""
     tiles, options = tmp_path / "tiles", ["--ratio", "1.5"]
     # Points enough for several blocks.
@@ -82,7 +76,7 @@ def test_tiles_and_processes_give_the_same_files(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Path:
+def whole(tmp_path_factory, model_directory) -> Path:
     """A survey in one file, in.laz, and what is made of it, out.laz."""
     folder = tmp_path_factory.mktemp("whole")
     las = survey()
@@ -100,8 +94,8 @@ def in_tiles_with_buffers(whole: Path, folder: Path) -> list[Path]:
 
 
 def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile(
-    whole: Path, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+    whole, tmp_path, command
+):
     tiles = in_tiles_with_buffers(whole, tmp_path / "tiles")
     result = command(tmp_path / "tiles", "-o", tmp_path / "out")
     assert result.status == 0 and "where another one is), 5,400 new" in result.out
@@ -119,8 +113,8 @@ def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile
 
 
 def test_points_of_buffers_count_once_where_tiles_have_values_of_their_own(
-    whole: Path, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+    whole, tmp_path, command
+):
     tiles = in_tiles_with_buffers(whole, tmp_path / "tiles")
     for number, path in enumerate(tiles):
         tile = laspy.read(path)
@@ -143,9 +137,7 @@ def test_points_of_buffers_count_once_where_tiles_have_values_of_their_own(
         assert np.mean((given == 0) == beside) > 0.99  # Some points are as far from two others.
 
 
-def test_returns_of_two_pulses_in_one_place_count_once_and_all_are_kept(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_returns_of_two_pulses_in_one_place_count_once_and_all_are_kept(tmp_path, command):
     write_tiles(survey(600), tmp_path / "tiles", buffer=3.0)
     tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
     for number, path in enumerate(tiles):
@@ -159,9 +151,7 @@ def test_returns_of_two_pulses_in_one_place_count_once_and_all_are_kept(
         made_of(tmp_path / "out" / path.relative_to(tmp_path / "tiles"), path)
 
 
-def test_distant_files_and_separate_ones_are_different_surveys(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_distant_files_and_separate_ones_are_different_surveys(tmp_path, command):
     write_tiles(survey(600), tmp_path / "tiles")
     alone = tmp_path / "tiles" / "0" / "0.laz"
     assert command(alone, "-o", tmp_path / "alone.laz", "--ratio", "2").status == 0
@@ -177,9 +167,7 @@ def test_distant_files_and_separate_ones_are_different_surveys(
     assert digest(tmp_path / "apart/0.laz") == digest(tmp_path / "alone.laz")
 
 
-def test_shapes_around_the_origin_are_not_mixed(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_shapes_around_the_origin_are_not_mixed(tmp_path, command):
     (tmp_path / "shapes").mkdir()
     for number in range(2):
         points = np.random.default_rng(number).normal(size=(60, 3)) * (1, 1 + number, 0.5)
@@ -191,9 +179,7 @@ def test_shapes_around_the_origin_are_not_mixed(
         assert digest(tmp_path / "out" / one.name) == digest(tmp_path / "one.xyz")
 
 
-def test_tiles_of_other_scales_of_an_extra_dimension_are_upsampled_apart(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_tiles_of_other_scales_of_an_extra_dimension_are_upsampled_apart(tmp_path, command):
     (tmp_path / "in").mkdir()
     write_scaled(tmp_path / "in" / "a.las", "uint16", 0.01, np.full(400, 10_000))
     write_scaled(tmp_path / "in" / "b.las", "uint16", 0.1, np.full(400, 30_000), shift=10.0)
@@ -203,9 +189,7 @@ def test_tiles_of_other_scales_of_an_extra_dimension_are_upsampled_apart(
     assert set(np.array(laspy.read(tmp_path / "out" / "a.las")["value"])) == {100.0}
 
 
-def test_a_damaged_tile_is_left_out_and_reported(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_a_damaged_tile_is_left_out_and_reported(tmp_path, command):
     write_tiles(survey(1500), tmp_path / "tiles", side=3)
     damaged = tmp_path / "tiles" / "1" / "1.laz"
     content = bytearray(damaged.read_bytes())
@@ -233,9 +217,7 @@ def test_a_damaged_tile_is_left_out_and_reported(
 @pytest.mark.parametrize(
     ("options", "num_points"), [((), 1000), (("--separate", "--only-new"), 400)]
 )
-def test_a_tile_without_points_is_copied_and_no_failure(
-    options: tuple[str, ...], num_points: int, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_a_tile_without_points_is_copied_and_no_failure(options, num_points, tmp_path, command):
     las = survey(600)
     write_tiles(las, tmp_path / "tiles")
     empty = tmp_path / "tiles" / "2" / "0.laz"
@@ -253,7 +235,7 @@ def test_a_tile_without_points_is_copied_and_no_failure(
 
 
 @pytest.fixture
-def sparse_tiles(tmp_path: Path) -> Path:
+def sparse_tiles(tmp_path) -> Path:
     """A whole tile of ground, and far from it one of 1 point, one of noise, and one of class 6."""
     folder = tmp_path / "tiles"
     folder.mkdir()
@@ -275,12 +257,8 @@ def sparse_tiles(tmp_path: Path) -> Path:
     ],
 )
 def test_tiles_with_too_few_points_to_upsample_are_copied_and_no_failure(
-    options: tuple[str, ...],
-    copied: dict[str, int],
-    sparse_tiles: Path,
-    tmp_path: Path,
-    command: Callable[..., Result],
-) -> None:
+    options, copied, sparse_tiles, tmp_path, command
+):
     out = tmp_path / "out"
     words = (sparse_tiles, "-o", out, "--ratio", "2", *options)
     result = command(*words)
@@ -298,8 +276,8 @@ def test_tiles_with_too_few_points_to_upsample_are_copied_and_no_failure(
 
 @pytest.mark.parametrize("option", ["--only-new", "--no-originals"])
 def test_tiles_with_nothing_to_write_are_skipped_and_no_failure(
-    option: str, sparse_tiles: Path, tmp_path: Path, command: Callable[..., Result]
-) -> None:
+    option, sparse_tiles, tmp_path, command
+):
     # A tile of noise that borders on the whole one, too: both are one survey.
     las = laspy.read(sparse_tiles / "noise.las")
     las.x = las.x - 1990
@@ -314,9 +292,7 @@ def test_tiles_with_nothing_to_write_are_skipped_and_no_failure(
     assert "0 files written, 5 skipped" in again.out
 
 
-def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(tmp_path, command):
     (tmp_path / "in" / "deep").mkdir(parents=True)
     write_points(tmp_path / "in" / "deep" / "a.npy", PointCloud(positions(50)))
     for _ in range(2):
@@ -328,9 +304,7 @@ def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(
     assert len(read_points(tmp_path / "in" / "out" / "deep" / "a.npy")) == 200
 
 
-def test_a_header_without_an_extent_does_not_stop_the_others(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_a_header_without_an_extent_does_not_stop_the_others(tmp_path, command):
     content = write_two_tiles(tmp_path / "in")
     content[179:187], content[187:195] = content[187:195], content[179:187]
     (tmp_path / "in" / "b.las").write_bytes(content)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial import cKDTree
-from sheets import UTM, StoreMaker, grid, sheet, small_model, upsample_in_blocks
+from sheets import UTM, grid, sheet, small_model, upsample_in_blocks
 
 from pointup import upsample
 from pointup.geometry.midpoints import midpoint_upsample
@@ -16,7 +16,7 @@ from pointup.upsampling.attributes import attributes_between
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
 
 
-def test_measured_points_come_first_and_unchanged() -> None:
+def test_measured_points_come_first_and_unchanged():
     points = sheet(500) + UTM
     made = upsample(points, 2.5, model=small_model(0.1))
     assert np.array_equal(made[:500], points)
@@ -25,7 +25,7 @@ def test_measured_points_come_first_and_unchanged() -> None:
     assert np.array_equal(upsample(points, 1.0, model=small_model()), points)
 
 
-def test_there_is_no_seam_between_blocks(make_store: StoreMaker) -> None:
+def test_there_is_no_seam_between_blocks(make_store):
     # Sides of blocks are 8, so that lines at odd multiples of 4 are inside.
     points = sheet(6000, side=32.0)
     points[0] = 0.0
@@ -48,7 +48,7 @@ def test_there_is_no_seam_between_blocks(make_store: StoreMaker) -> None:
         assert border == pytest.approx(inner, rel=0.15)
 
 
-def test_thinning_is_as_good_as_farthest_points() -> None:
+def test_thinning_is_as_good_as_farthest_points():
     rng = np.random.default_rng(0)
 
     def sphere(num_points: int) -> np.ndarray:
@@ -70,7 +70,7 @@ def test_thinning_is_as_good_as_farthest_points() -> None:
     assert chamfer(kept, truth) < 1.01 * chamfer(farthest, truth)
 
 
-def test_density_adds_points_on_sparse_ground_only() -> None:
+def test_density_adds_points_on_sparse_ground_only():
     rng = np.random.default_rng(0)
     dense, sparse = rng.random((6000, 3)) * (20, 20, 1), rng.random((600, 3)) * (20, 20, 1)
     points = np.concatenate([dense, sparse + np.array([20.0, 0, 0])])
@@ -87,12 +87,12 @@ def test_density_adds_points_on_sparse_ground_only() -> None:
         assert least < everything / area < 6.6
 
 
-def test_density_makes_at_most_16_points_of_one() -> None:
+def test_density_makes_at_most_16_points_of_one():
     points = sheet(40, side=1000.0)
     assert len(upsample(points, density=100.0, model=small_model())) <= 40 * MAX_LOCAL_RATIO
 
 
-def test_the_seed_decides_between_equally_good_points() -> None:
+def test_the_seed_decides_between_equally_good_points():
     points, model = grid(20), small_model()
     made = [upsample(points, 2.0, model=model, seed=seed) for seed in (0, 0, 1)]
     assert np.array_equal(made[0], made[1])
@@ -100,7 +100,7 @@ def test_the_seed_decides_between_equally_good_points() -> None:
     assert len(made[2]) == 800
 
 
-def test_a_residual_from_which_points_stay_changes_only_where_they_are_relaxed() -> None:
+def test_a_residual_from_which_points_stay_changes_only_where_they_are_relaxed():
     points = sheet(300)
     default, none, held, steady = (
         upsample(points, 4.0, model=small_model(0.1, **options))
@@ -116,7 +116,7 @@ def test_a_residual_from_which_points_stay_changes_only_where_they_are_relaxed()
     assert not np.array_equal(held, default)
 
 
-def test_no_new_point_is_beyond_the_largest_distance() -> None:
+def test_no_new_point_is_beyond_the_largest_distance():
     points = np.concatenate([sheet(300, side=10.0), sheet(300, side=10.0) + np.array([30.0, 0, 0])])
     points = np.concatenate([points, [[15.0, 5.0, 20.0]]])
     for model in (small_model(), small_model(0.1)):
@@ -138,9 +138,7 @@ def test_no_new_point_is_beyond_the_largest_distance() -> None:
         for originals in (True, False)
     ],
 )
-def test_where_the_largest_distance_leaves_too_little_room_no_point_is_repeated(
-    options: dict[str, float], originals: bool
-) -> None:
+def test_where_the_largest_distance_leaves_too_little_room_no_point_is_repeated(options, originals):
     # Ground, and leaves above it.
     points, model = np.random.default_rng(0).random((250, 3)) * (11, 11, 0.1), small_model(0.1)
     points[150:, 2] = 3 + 3 * np.random.default_rng(1).random(100)
@@ -154,7 +152,7 @@ def test_where_the_largest_distance_leaves_too_little_room_no_point_is_repeated(
             assert (distance > 1e-4).all()
 
 
-def test_no_point_of_a_later_pass_is_moved_to_a_measured_one_with_a_largest_distance() -> None:
+def test_no_point_of_a_later_pass_is_moved_to_a_measured_one_with_a_largest_distance():
     # Beside a dense place, points of the second pass are out of reach.
     points = np.random.default_rng(5).normal(size=(200, 3))
     points[:100] *= 0.1
@@ -163,7 +161,7 @@ def test_no_point_of_a_later_pass_is_moved_to_a_measured_one_with_a_largest_dist
     assert len(np.unique(made.round(6), axis=0)) == len(made)
 
 
-def test_the_largest_distance_holds_although_positions_are_rounded_to_a_grid() -> None:
+def test_the_largest_distance_holds_although_positions_are_rounded_to_a_grid():
     # Most points are far apart, so that the grid is coarse.
     sparse = sheet(200, side=16_000.0) + np.array([100.0, 0, 0])
     for seed in range(3):
@@ -174,7 +172,7 @@ def test_the_largest_distance_holds_although_positions_are_rounded_to_a_grid() -
         assert 0.4 < distance.max() <= 0.5
 
 
-def test_a_colour_packed_into_one_number_is_copied_and_one_in_channels_is_mixed() -> None:
+def test_a_colour_packed_into_one_number_is_copied_and_one_in_channels_is_mixed():
     red_or_blue = np.random.default_rng(0).integers(0, 2, 300) == 0
     channels = np.where(red_or_blue[:, None], [255, 0, 0], [0, 0, 255]).astype(np.uint8)
     packed = np.where(red_or_blue, 0xFF0000, 0xFF).astype(np.uint32)
@@ -184,7 +182,7 @@ def test_a_colour_packed_into_one_number_is_copied_and_one_in_channels_is_mixed(
     assert len(np.unique(made["color"], axis=0)) > 2
 
 
-def test_attributes_are_those_of_the_nearest_point_and_intensity_is_interpolated() -> None:
+def test_attributes_are_those_of_the_nearest_point_and_intensity_is_interpolated():
     points = sheet(400)
     cloud = PointCloud(
         points,
@@ -213,7 +211,7 @@ def test_attributes_are_those_of_the_nearest_point_and_intensity_is_interpolated
     assert np.linalg.norm(points[parent] - made.positions[400:], axis=1).max() < 6
 
 
-def test_values_that_are_not_numbers_don_t_spread() -> None:
+def test_values_that_are_not_numbers_don_t_spread():
     rows = np.zeros(4, [("intensity", np.float32), ("rgb", np.float64, 3)])
     rows["intensity"] = [1.0, np.nan, 4.0, np.nan]
     rows["rgb"] = [[1, 2, 3], [np.nan, 2, 3], [3, 4, 5], [3, 4, np.nan]]
@@ -227,7 +225,7 @@ def test_values_that_are_not_numbers_don_t_spread() -> None:
 
 
 @pytest.mark.parametrize("options", [{"only_new": True}, {"originals": False}])
-def test_an_empty_result_has_the_attributes_of_any_other(options: dict[str, bool]) -> None:
+def test_an_empty_result_has_the_attributes_of_any_other(options):
     rng = np.random.default_rng(0)
     classes = np.full(100, 5, np.uint8)
     cloud = PointCloud(rng.random((100, 3)), {"classification": classes})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from forest_options import FOREST
 from scipy.interpolate import LinearNDInterpolator
-from sheets import CPU, StoreMaker, small_model
+from sheets import CPU, small_model
 
 from pointup import Upsampler, upsample
 from pointup.io.bounds import Bounds
@@ -41,16 +41,14 @@ def forest(seed: int = 0, rough: float = 0.03) -> PointCloud:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("classified", [True, False])
-def test_no_ground_return_is_below_the_lowest_allowed_height(
-    seed: int, classified: bool, make_store: StoreMaker
-) -> None:
+def test_no_ground_return_is_below_the_lowest_allowed_height(seed, classified, make_store):
     cloud = forest(seed)
     store = make_store(cloud if classified else PointCloud(cloud.positions), block_size=256)
     points = store.read(0, len(store))["position"]
     assert (points[:, 2] >= Ground(store).floor(points) - 1e-9).all()
 
 
-def test_the_lowest_allowed_height_follows_a_slope_within_its_noise(make_store: StoreMaker) -> None:
+def test_the_lowest_allowed_height_follows_a_slope_within_its_noise(make_store):
     store = make_store(forest(), block_size=256)
     rng = np.random.default_rng(1)
     x, y = rng.random((2, 500)) * 26 + 2
@@ -62,8 +60,8 @@ def test_the_lowest_allowed_height_follows_a_slope_within_its_noise(make_store: 
 
 
 def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells(
-    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_store, monkeypatch
+):
     numbers: list[int] = []
 
     class Counted(Raster):
@@ -83,9 +81,7 @@ def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells
 
 
 @pytest.mark.parametrize("classified", [True, False])
-def test_squares_have_the_ground_of_the_whole(
-    classified: bool, make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_squares_have_the_ground_of_the_whole(classified, make_store, monkeypatch):
     cloud = forest()
     store = make_store(cloud if classified else PointCloud(cloud.positions), block_size=256)
     there = store.read(0, len(store))["position"][::7]
@@ -108,7 +104,7 @@ def test_squares_have_the_ground_of_the_whole(
 
 
 @pytest.mark.parametrize("far", ["a stray point", "another plot"])
-def test_what_lies_far_away_does_not_widen_the_cells(far: str, make_store: StoreMaker) -> None:
+def test_what_lies_far_away_does_not_widen_the_cells(far, make_store):
     cloud = forest()
     beside = cloud.positions + np.array([1000.0, 500.0, 0.0])
     both = np.concatenate([cloud.positions, beside[: 1 if far == "a stray point" else None]])
@@ -119,7 +115,7 @@ def test_what_lies_far_away_does_not_widen_the_cells(far: str, make_store: Store
     assert cell_side(make_store(PointCloud(stacked))) == pytest.approx(alone, rel=0.35)
 
 
-def test_lowest_returns_are_those_of_the_cells_around(make_store: StoreMaker) -> None:
+def test_lowest_returns_are_those_of_the_cells_around(make_store):
     store = make_store(PointCloud(forest().positions), block_size=256)
     points, side = store.read(0, len(store))["position"], cell_side(store)
     cells = np.floor(points[:, :2] / side)
@@ -146,9 +142,7 @@ def under(cover: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.stack([x, y, slope(x, y) + height], axis=1)
 
 
-def test_below_a_dense_crown_or_a_roof_the_ground_is_that_around_it(
-    make_store: StoreMaker,
-) -> None:
+def test_below_a_dense_crown_or_a_roof_the_ground_is_that_around_it(make_store):
     rng = np.random.default_rng(0)
     store = make_store(PointCloud(under(40 * rng.random((14_400, 2)))), block_size=256)
     there = 20 + 2 * (rng.random((200, 2)) - 0.5)
@@ -160,9 +154,7 @@ def test_below_a_dense_crown_or_a_roof_the_ground_is_that_around_it(
     assert (floor >= height - 0.4).all()
 
 
-def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(
-    make_store: StoreMaker,
-) -> None:
+def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(make_store):
     rng = np.random.default_rng(0)
     points = under(40 * rng.random((14_400, 2)))
     deep = np.array([[10.0, 10.0, slope(np.array(10.0), np.array(10.0)) - 30]])
@@ -179,7 +171,7 @@ def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(
 
 
 @pytest.mark.parametrize("ratio", [4.0, pytest.param(10.0, marks=pytest.mark.slow)])
-def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: StoreMaker) -> None:
+def test_new_points_stay_above_the_lowest_returns(ratio, make_store):
     cloud, model = forest(), small_model(noise=0.3)
     store = make_store(cloud, block_size=BLOCK_SIZE)
     ground = Ground(store)
@@ -197,7 +189,7 @@ def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: Stor
     assert num_below(above_ground=False) > 0
 
 
-def test_no_new_point_lies_below_the_triangles_of_sparse_terrain() -> None:
+def test_no_new_point_lies_below_the_triangles_of_sparse_terrain():
     """Ridges 31 m apart, below low plants: no plane follows them through few ground returns."""
     rng = np.random.default_rng(0)
     x, y = rng.random((2, 3000)) * 77
@@ -215,7 +207,7 @@ def test_no_new_point_lies_below_the_triangles_of_sparse_terrain() -> None:
     assert np.nanquantile(depth, 0.98) < 0.05
 
 
-def test_points_below_all_returns_are_counted_where_they_are_written(tmp_path: Path) -> None:
+def test_points_below_all_returns_are_counted_where_they_are_written(tmp_path):
     cloud = forest(rough=0.1)
     x = cloud.positions[:, 0]
     # Two files with a buffer of 4 m, in which both have the points.
@@ -238,7 +230,7 @@ def test_points_below_all_returns_are_counted_where_they_are_written(tmp_path: P
     assert new.summary([1], corner) == Summary()
 
 
-def test_only_points_on_the_ground_get_class_2() -> None:
+def test_only_points_on_the_ground_get_class_2():
     cloud = forest()
     new = upsample(cloud, 4.0, model="lidar", only_new=True, above_ground=True)
     x, y, z = new.positions.T
@@ -249,7 +241,7 @@ def test_only_points_on_the_ground_get_class_2() -> None:
     assert set(np.unique(new.attributes["classification"])) <= {1, 2, 5}
 
 
-def test_the_case_of_the_name_of_the_classes_is_ignored() -> None:
+def test_the_case_of_the_name_of_the_classes_is_ignored():
     cloud, model = forest().select(slice(500)), small_model(noise=0.1)
     classes = cloud.attributes["classification"]
     other = PointCloud(cloud.positions, {"Classification": classes})
@@ -261,13 +253,13 @@ def test_the_case_of_the_name_of_the_classes_is_ignored() -> None:
     assert np.array_equal(found, of_lower.attributes["classification"])
 
 
-def test_without_heights_there_is_no_ground() -> None:
+def test_without_heights_there_is_no_ground():
     cloud = forest().select(slice(500))
     kept = upsample(cloud, 2.0, model="shapes", only_new=True)
     assert np.isin(kept.attributes["classification"], [2, 5]).all()
 
 
-def test_a_survey_from_a_file_has_heights(tmp_path: Path) -> None:
+def test_a_survey_from_a_file_has_heights(tmp_path):
     cloud = forest().select(slice(500))
     cloud.path = tmp_path / "survey.laz"
     model = small_model(noise=0.3)
@@ -278,7 +270,7 @@ def test_a_survey_from_a_file_has_heights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [None, Path("trees.xyz")])
-def test_a_model_with_attention_to_columns_has_heights_whatever_its_name(path: Path | None) -> None:
+def test_a_model_with_attention_to_columns_has_heights_whatever_its_name(path):
     cloud, model = forest().select(slice(500)), small_model(noise=0.3, **FOREST)
     cloud.path = path
     by_model = upsample(cloud, 2.0, model=model)
@@ -289,7 +281,7 @@ def test_a_model_with_attention_to_columns_has_heights_whatever_its_name(path: P
     assert not np.array_equal(by_model.positions, without)
 
 
-def test_lidar_has_heights_by_name_by_directory_and_in_memory() -> None:
+def test_lidar_has_heights_by_name_by_directory_and_in_memory():
     cloud, directory = forest().select(slice(500)), WEIGHTS / "lidar"
     expected, without = (
         upsample(cloud, 2.0, model="lidar", above_ground=given).positions for given in (True, False)
@@ -299,12 +291,12 @@ def test_lidar_has_heights_by_name_by_directory_and_in_memory() -> None:
         assert np.array_equal(upsample(cloud, 2.0, model=given).positions, expected)
 
 
-def test_of_the_included_models_those_for_surveys_have_heights() -> None:
+def test_of_the_included_models_those_for_surveys_have_heights():
     with_heights = {name for name in SHIPPED if Upsampler.from_pretrained(name).config.has_heights}
     assert with_heights == {"lidar", "forest"}
 
 
-def test_class_2_stays_near_sparse_ground_below_dense_crowns() -> None:
+def test_class_2_stays_near_sparse_ground_below_dense_crowns():
     rng = np.random.default_rng(0)
     x, y = rng.random((2, 3000)) * 20
     is_ground = np.arange(3000) < 60
@@ -317,7 +309,7 @@ def test_class_2_stays_near_sparse_ground_below_dense_crowns() -> None:
     assert new.positions[on_ground, 2].max() < 0.5
 
 
-def test_classes_named_by_cloudcompare_are_corrected_like_others() -> None:
+def test_classes_named_by_cloudcompare_are_corrected_like_others():
     rng = np.random.default_rng(0)
     points = np.column_stack([20 * rng.random((750, 2)), np.zeros(750)])
     up = (points[:, 0] > 10) & (rng.random(750) < 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sheets import CPU, StoreMaker, sheet, small_model, upsample_in_blocks
+from sheets import CPU, sheet, small_model, upsample_in_blocks
 
 from pointup.model.config import RANGES
 from pointup.upsampling.options import UpsampleOptions
@@ -23,9 +23,7 @@ RNG = np.random.default_rng(0)
 LOW, HIGH = np.full(3, 0.2), np.full(3, 0.9)
 
 
-def test_tiles_hold_all_batches_and_are_within_their_limit_but_no_smaller(
-    make_store: StoreMaker,
-) -> None:
+def test_tiles_hold_all_batches_and_are_within_their_limit_but_no_smaller(make_store):
     store = make_store(sheet(1300) * (1.0, 0.4, 1.0), block_size=50)
     batches = np.arange(0, store.num_blocks, 2)
     extent = (store.high.max(0) - store.low.min(0))[:2]
@@ -43,7 +41,7 @@ def test_tiles_hold_all_batches_and_are_within_their_limit_but_no_smaller(
         assert (len(tiles) == 1) == (num_points == 1300 or side == extent.max())
 
 
-def test_boxes_that_touch_have_different_colors() -> None:
+def test_boxes_that_touch_have_different_colors():
     rng = np.random.default_rng(0)
     low = rng.random((60, 3))
     high = low + 0.2 * rng.random((60, 3))
@@ -55,9 +53,7 @@ def test_boxes_that_touch_have_different_colors() -> None:
 
 
 @pytest.mark.parametrize("originals", [True, False])
-def test_blocks_are_relaxed_like_the_whole_cloud(
-    make_store: StoreMaker, originals: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_are_relaxed_like_the_whole_cloud(make_store, originals, monkeypatch):
     monkeypatch.setitem(RANGES, "reach", (0.01, 100.0))
     store = make_store(sheet(2000, side=16.0), block_size=300)
     options = UpsampleOptions(originals=originals)
@@ -94,15 +90,13 @@ def in_box(points: np.ndarray) -> np.ndarray:
     return points[((points >= LOW) & (points <= HIGH)).all(axis=1)]
 
 
-def test_all_points_of_the_box_are_around_in_their_order() -> None:
+def test_all_points_of_the_box_are_around_in_their_order():
     parts = [RNG.random((size, 3)) for size in (300, 1, 0, 500)]
     assert np.array_equal(added(parts, RNG.random((20, 3))), in_box(np.concatenate(parts)))
 
 
 @pytest.mark.parametrize("num_parts", [1, 7, 60])
-def test_of_many_points_the_nearest_are_around(
-    num_parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_points_the_nearest_are_around(num_parts, monkeypatch):
     monkeypatch.setattr(upsampling_pass, "BLOCK_SIZE", 10)
     points, cloud = RNG.random((5, 3)), RNG.random((2000, 3))
     inside = in_box(cloud)
@@ -111,14 +105,14 @@ def test_of_many_points_the_nearest_are_around(
     assert np.array_equal(added(np.array_split(cloud, num_parts), points), expected)
 
 
-def test_without_points_the_number_around_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_points_the_number_around_is_limited_too(monkeypatch):
     monkeypatch.setattr(upsampling_pass, "BLOCK_SIZE", 10)
     assert len(added([RNG.random((3000, 3))], np.empty((0, 3)))) == MOST_AROUND * 10
 
 
 def test_wrong_measurements_above_a_survey_do_not_have_all_of_it_around_them(
-    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_store, monkeypatch
+):
     """Their boxes contain all of it, below and above them."""
     monkeypatch.setattr(upsampling_pass, "BLOCK_SIZE", 50)
     numbers: list[int] = []

@@ -35,7 +35,7 @@ def forest(number: int, seed: int = 0) -> np.ndarray:
         for vertical in (False, True)
     ],
 )
-def test_any_cloud_can_be_a_column(name: str, vertical: bool, small_panels: None) -> None:
+def test_any_cloud_can_be_a_column(name, vertical, small_panels):
     cloud, good = DEGENERATE[name], sphere(200, 2)
     for clouds, reference in (({"source": good, "model": cloud}, good), ({"source": cloud}, good)):
         picture = columns_picture(clouds, reference, vertical=vertical)
@@ -44,14 +44,14 @@ def test_any_cloud_can_be_a_column(name: str, vertical: bool, small_panels: None
 
 
 @pytest.mark.parametrize("name", ["one point", "two points", "duplicates", "plane"])
-def test_any_survey_has_maps(name: str, small_panels: None) -> None:
+def test_any_survey_has_maps(name, small_panels):
     good = np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
     for clouds, reference in (({"a": DEGENERATE[name]}, good), ({"a": good}, DEGENERATE[name])):
         picture = maps_picture(clouds, reference, unit="m")
         assert picture.dtype == np.uint8 and picture.shape[1] == 16 + 256 * 2
 
 
-def test_a_survey_is_shown_as_overview_section_close_up_and_errors(written: list[str]) -> None:
+def test_a_survey_is_shown_as_overview_section_close_up_and_errors(written):
     source, model, reference = forest(300), forest(1200, 1), forest(1200, 2)
     columns_picture(
         {"source": source, "model": model}, reference, unit="ft", title="tile 7",
@@ -66,7 +66,7 @@ def test_a_survey_is_shown_as_overview_section_close_up_and_errors(written: list
     assert 0 < shown[0] < shown[1]
 
 
-def test_the_close_up_shows_what_the_source_lacks() -> None:
+def test_the_close_up_shows_what_the_source_lacks():
     rng = np.random.default_rng(1)
     source = forest(400)
     source = source[source[:, 2] < 1]
@@ -78,7 +78,7 @@ def test_the_close_up_shows_what_the_source_lacks() -> None:
     np.testing.assert_allclose(centre, patch.mean(axis=0), atol=0.8)
 
 
-def test_errors_are_scaled_to_those_that_are_shown() -> None:
+def test_errors_are_scaled_to_those_that_are_shown():
     source, reference = forest(300), forest(1200, 2)
     for factor in (1.0, 1000.0):
         model = reference + np.array([0, 0, 0.001])
@@ -90,7 +90,7 @@ def test_errors_are_scaled_to_those_that_are_shown() -> None:
         assert found["source"].max() > 20 * limit
 
 
-def test_maps_show_where_points_and_errors_are(written: list[str]) -> None:
+def test_maps_show_where_points_and_errors_are(written):
     sparse, dense = forest(2_000), forest(32_000, 1)
     picture = maps_picture({"sparse": sparse, "dense": dense}, dense, unit="m")
     medians = [float(t.split()[2]) for t in written if t.startswith("density, median")]
@@ -102,7 +102,7 @@ def test_maps_show_where_points_and_errors_are(written: list[str]) -> None:
     assert abs(np.median((column - 16) % 408) / 392 - 0.75) < 0.1
 
 
-def test_surveys_are_turned_together() -> None:
+def test_surveys_are_turned_together():
     tall, wide = np.array([[0.0, 0, 1], [1, 9, 2]]), np.array([[0.0, 0, 3], [4, 1, 4]])
     assert turned({"wide": wide})["wide"] is wide
     found = turned({"tall": tall, "wide": wide})
@@ -113,7 +113,7 @@ def test_surveys_are_turned_together() -> None:
     assert np.linalg.det(after) == pytest.approx(np.linalg.det(before))
 
 
-def test_pictures_are_put_together_on_white() -> None:
+def test_pictures_are_put_together_on_white():
     small, large = np.zeros((2, 3, 3), np.uint8), np.zeros((4, 5, 3), np.uint8)
     picture: Any = stacked([small, large])
     assert picture.shape == (6, 5, 3)
@@ -122,7 +122,7 @@ def test_pictures_are_put_together_on_white() -> None:
     assert (beside([small, large])[2:, :3] == 255).all()
 
 
-def test_the_window_of_a_camera_holds_what_it_draws() -> None:
+def test_the_window_of_a_camera_holds_what_it_draws():
     cloud = forest(400)
     camera = fit_camera(cloud, view_axes(0, 0), 200, 60)
     assert _within(cloud, camera).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,9 +53,7 @@ DEGENERATE = {
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 40), st.floats(0.8, 5))
 @settings(max_examples=20, deadline=None)
-def test_splat_finds_the_nearest_ball_of_each_pixel(
-    seed: int, num_points: int, ball: float
-) -> None:
+def test_splat_finds_the_nearest_ball_of_each_pixel(seed, num_points, ball):
     width, height = 24, 16
     seen = np.random.default_rng(seed).uniform(-14, 14, (num_points, 3))
     index, depth = splat(seen, ball, width, height)
@@ -74,9 +71,7 @@ def test_splat_finds_the_nearest_ball_of_each_pixel(
 
 @given(st.floats(-180, 180), st.floats(-90, 90), st.sampled_from("yz"))
 @settings(max_examples=30, deadline=None)
-def test_a_camera_is_a_rotation_and_shows_the_whole_cloud(
-    azimuth: float, elevation: float, up: str
-) -> None:
+def test_a_camera_is_a_rotation_and_shows_the_whole_cloud(azimuth, elevation, up):
     axes = view_axes(azimuth, elevation, up)
     np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-12)
     assert np.linalg.det(axes) == pytest.approx(1)
@@ -87,13 +82,13 @@ def test_a_camera_is_a_rotation_and_shows_the_whole_cloud(
     assert np.abs(seen[:, :2] / (150, 100)).max() > 0.9
 
 
-def test_the_view_from_the_side_has_z_up_and_the_view_from_above_has_y_up() -> None:
+def test_the_view_from_the_side_has_z_up_and_the_view_from_above_has_y_up():
     np.testing.assert_allclose(view_axes(0, 0), [[1, 0, 0], [0, 0, 1], [0, -1, 0]], atol=1e-12)
     np.testing.assert_allclose(view_axes(0, 90), np.eye(3), atol=1e-12)
     np.testing.assert_allclose(view_axes(0, 0, up="y"), np.eye(3), atol=1e-12)
 
 
-def test_the_nearer_of_two_points_hides_the_other_whatever_their_order() -> None:
+def test_the_nearer_of_two_points_hides_the_other_whatever_their_order():
     points = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
     colors = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     camera = Camera(view_axes(0, 90), np.zeros(3), 4.0, 80, 80)
@@ -103,7 +98,7 @@ def test_the_nearer_of_two_points_hides_the_other_whatever_their_order() -> None
     assert (picture[0, 0] == 255).all()
 
 
-def test_a_pixel_is_the_mean_of_four_at_twice_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pixel_is_the_mean_of_four_at_twice_the_size(monkeypatch):
     points = sphere(300, 0)
     small = fit_camera(points, view_axes(30, 20), 80, 60)
     large = replace(small, scale=2 * small.scale, width=160, height=120)
@@ -114,7 +109,7 @@ def test_a_pixel_is_the_mean_of_four_at_twice_the_size(monkeypatch: pytest.Monke
     np.testing.assert_allclose(found, expected.mean(axis=(1, 3)), atol=1)
 
 
-def test_point_spacing_is_the_step_of_a_grid_and_the_same_on_a_subset() -> None:
+def test_point_spacing_is_the_step_of_a_grid_and_the_same_on_a_subset():
     grid = np.stack(np.meshgrid(np.arange(60), np.arange(60), [0]), axis=-1).reshape(-1, 3) * 0.25
     assert point_spacing(grid) == pytest.approx(0.25)
     uneven = np.random.default_rng(0).random((20_000, 3)) * (1, 1, 0)
@@ -122,7 +117,7 @@ def test_point_spacing_is_the_step_of_a_grid_and_the_same_on_a_subset() -> None:
     assert point_spacing(grid[:1]) == point_spacing(grid[:0]) == 0
 
 
-def test_normals_of_a_sphere_point_along_its_radius() -> None:
+def test_normals_of_a_sphere_point_along_its_radius():
     points = sphere(4_000, 1)
     cosine = np.abs((estimate_normals(points, points[::7]) * points[::7]).sum(axis=1))
     assert cosine.min() > 0.97
@@ -137,9 +132,7 @@ def test_normals_of_a_sphere_point_along_its_radius() -> None:
         for vertical in (False, True)
     ],
 )
-def test_any_cloud_can_be_drawn_before_and_after(
-    name: str, vertical: bool, small_panels: None
-) -> None:
+def test_any_cloud_can_be_drawn_before_and_after(name, vertical, small_panels):
     cloud, good = DEGENERATE[name], sphere(200, 2)
     for before, after in ((good, cloud), (cloud, good)):
         picture = before_after_picture(before, after, vertical=vertical)
@@ -147,7 +140,7 @@ def test_any_cloud_can_be_drawn_before_and_after(
 
 
 @pytest.mark.parametrize("vertical", [False, True])
-def test_pictures_are_deterministic(vertical: bool, small_panels: None) -> None:
+def test_pictures_are_deterministic(vertical, small_panels):
     clouds = sphere(300, 1), sphere(900, 2), sphere(900, 3)
     first, second = (evaluation_picture(*clouds, vertical=vertical) for _ in range(2))
     assert (first == second).all()
@@ -155,7 +148,7 @@ def test_pictures_are_deterministic(vertical: bool, small_panels: None) -> None:
     assert (first == second).all()
 
 
-def test_camera_and_error_scale_do_not_depend_on_the_prediction(small_panels: None) -> None:
+def test_camera_and_error_scale_do_not_depend_on_the_prediction(small_panels):
     source, target = sphere(300, 1), sphere(900, 2)
     good = evaluation_picture(source, sphere(900, 3), target)
     bad = evaluation_picture(source, 1.15 * sphere(900, 3), target)
@@ -170,8 +163,8 @@ def test_camera_and_error_scale_do_not_depend_on_the_prediction(small_panels: No
 
 
 def test_captions_of_an_evaluation_state_distances_and_points_that_are_not_finite(
-    written: list[str], small_panels: None
-) -> None:
+    written, small_panels
+):
     source, target = sphere(100, 1), sphere(300, 2)
     prediction = np.concatenate([sphere(300, 3), [[np.nan, 0, 0]]])
     evaluation_picture(source, prediction, target, unit="m", baseline=target)
@@ -181,7 +174,7 @@ def test_captions_of_an_evaluation_state_distances_and_points_that_are_not_finit
     assert "300 points; Chamfer 0 m" in written and "midpoint baseline" in written
 
 
-def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it(small_panels: None) -> None:
+def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it(small_panels):
     rng = np.random.default_rng(5)
     before = np.round(rng.random((2_000, 3)) * (64, 32, 16) * 256) / 256
     after = np.round(rng.random((6_000, 3)) * (64, 32, 16) * 256) / 256
@@ -190,7 +183,7 @@ def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it(small_panels
     assert np.abs(near.astype(int) - far).mean() < 0.1
 
 
-def test_an_outlier_does_not_change_the_range_of_heights() -> None:
+def test_an_outlier_does_not_change_the_range_of_heights():
     ground = np.random.default_rng(0).random((8_000, 3)) * (60, 30, 4)
     bird = np.concatenate([ground, [[30.0, 15.0, 900.0]]])
     assert before_after_picture(bird, bird, vertical=True).shape == (
@@ -199,7 +192,7 @@ def test_an_outlier_does_not_change_the_range_of_heights() -> None:
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def written(monkeypatch) -> list[str]:
     """All texts written on a page."""
     texts: list[str] = []
     write = Page.write
@@ -212,7 +205,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def test_captions_state_the_sizes_of_cloud_window_and_section(written: list[str]) -> None:
+def test_captions_state_the_sizes_of_cloud_window_and_section(written):
     rng = np.random.default_rng(0)
     before = rng.random((30_000, 3)) * (4000, 400, 2)
     after = np.concatenate([before, rng.random((60_000, 3)) * (4000, 400, 2)])
@@ -234,7 +227,7 @@ def test_captions_state_the_sizes_of_cloud_window_and_section(written: list[str]
         assert section.endswith("ft deep")
 
 
-def test_a_cloud_shown_whole_has_one_count(written: list[str]) -> None:
+def test_a_cloud_shown_whole_has_one_count(written):
     cloud = np.random.default_rng(0).random((900, 3)) * (20, 10, 3)
     before_after_picture(cloud, np.concatenate([cloud, cloud]), vertical=True)
     assert "900 points" in written and "1,800 points" in written
@@ -246,7 +239,7 @@ def test_a_cloud_shown_whole_has_one_count(written: list[str]) -> None:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20)
-def test_the_cross_section_goes_through_the_object_on_the_ground(seed: int) -> None:
+def test_the_cross_section_goes_through_the_object_on_the_ground(seed):
     rng = np.random.default_rng(seed)
     ground = np.column_stack([rng.random((8_000, 2)) * (200, 100), rng.normal(0, 0.02, 8_000)])
     trunk = rng.uniform([30, 20], [170, 80])
@@ -262,14 +255,14 @@ def test_the_cross_section_goes_through_the_object_on_the_ground(seed: int) -> N
     assert len(cut) == inside.sum() > 0
 
 
-def test_a_written_picture_equals_the_returned_one(tmp_path: Path) -> None:
+def test_a_written_picture_equals_the_returned_one(tmp_path):
     picture = before_after_picture(sphere(50, 1), sphere(200, 2), tmp_path / "a.png")
     assert picture.shape == (680, 1600, 3)
     read = np.round(imread(tmp_path / "a.png")[..., :3] * 255).astype(np.uint8)
     assert (picture == read).all()
 
 
-def test_an_error_about_a_picture_names_its_file(tmp_path: Path) -> None:
+def test_an_error_about_a_picture_names_its_file(tmp_path):
     picture = np.zeros((4, 4, 3), dtype=np.uint8)
     with pytest.raises(FileError, match=r"missing/a\.png"):
         save_picture(picture, tmp_path / "missing" / "a.png")
@@ -277,7 +270,7 @@ def test_an_error_about_a_picture_names_its_file(tmp_path: Path) -> None:
         save_picture(picture, tmp_path / "a.gif")
 
 
-def test_datasets_of_any_sizes_have_histograms() -> None:
+def test_datasets_of_any_sizes_have_histograms():
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 4_000, 500)
     picture = dataset_picture(sizes, 4 * sizes, rng.random(500), unit="m")
@@ -286,7 +279,7 @@ def test_datasets_of_any_sizes_have_histograms() -> None:
         assert dataset_picture(few, few, few).shape == (400, 1600, 3)
 
 
-def test_the_picture_of_reliability_has_a_bar_for_the_share_of_each_tenth() -> None:
+def test_the_picture_of_reliability_has_a_bar_for_the_share_of_each_tenth():
     shares = np.array([100, 90, 80, 70, 60, 50, 40, 30, 20, 0])
     lengths = dict.fromkeys(
         ("uncertainty_by_decile", "distance_90_by_decile", "distance_by_decile"), [0.0, 0.1] * 5
@@ -308,9 +301,7 @@ def test_the_picture_of_reliability_has_a_bar_for_the_share_of_each_tenth() -> N
         ((-2.0, 2.0), ["\N{MINUS SIGN}1.5", "0", "1.5"]),
     ],
 )
-def test_the_ticks_of_a_colour_bar_are_told_apart(
-    span: tuple[float, float], expected: list[str]
-) -> None:
+def test_the_ticks_of_a_colour_bar_are_told_apart(span, expected):
     page = Page(900, 120)
     page.color_bar(20, 800, HEIGHTS, span, "height")
     page.pixels()

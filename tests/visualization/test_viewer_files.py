@@ -62,7 +62,7 @@ def landscape(num_points: int, seed: int = 0) -> np.ndarray:
     return np.column_stack([x + 500_000, y + 4_100_000, 9 * np.sin(x / 20) + y / 30])
 
 
-def test_positions_come_back_within_a_millimetre_of_large_coordinates(tmp_path: Path) -> None:
+def test_positions_come_back_within_a_millimetre_of_large_coordinates(tmp_path):
     points = landscape(80_000)
     write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", points)], unit="m")])
     shown = Page(tmp_path / "a.html").positions()
@@ -70,7 +70,7 @@ def test_positions_come_back_within_a_millimetre_of_large_coordinates(tmp_path: 
     assert np.abs(shown - points[build_octree(points)[0]]).max() < 100 / 65535 / 2 + 2e-6
 
 
-def test_values_stay_with_their_points(tmp_path: Path) -> None:
+def test_values_stay_with_their_points(tmp_path):
     points = landscape(3000)
     height = Channel(points[:, 2].astype(np.float32), label="height")
     kind = Channel((points[:, 2] > 5).astype(np.uint8), "category", categories={1: "high"})
@@ -90,9 +90,7 @@ def test_values_stay_with_their_points(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 3000), st.integers(1, 700), st.integers(0, 2**31))
-def test_an_octree_holds_each_point_once_in_nodes_of_limited_size(
-    num_points: int, node_points: int, seed: int
-) -> None:
+def test_an_octree_holds_each_point_once_in_nodes_of_limited_size(num_points, node_points, seed):
     rng = np.random.default_rng(seed)
     # Rounded, so that many points coincide or share coordinates.
     points = np.round(rng.normal(size=(num_points, 3)), 2)
@@ -105,9 +103,7 @@ def test_an_octree_holds_each_point_once_in_nodes_of_limited_size(
 
 
 @given(st.integers(1, 2000), st.integers(20, 3000), st.integers(0, 2**31))
-def test_the_first_points_of_a_node_are_one_for_each_of_its_octants(
-    num_points: int, node_points: int, seed: int
-) -> None:
+def test_the_first_points_of_a_node_are_one_for_each_of_its_octants(num_points, node_points, seed):
     points = np.random.default_rng(seed).random((num_points, 3))
     points[0], points[-1] = 0, 1  # The corners of the cube that is cut.
     order, ptr = build_octree(points, node_points, seed)
@@ -122,7 +118,7 @@ def test_the_first_points_of_a_node_are_one_for_each_of_its_octants(
         assert len(np.unique(first, axis=0)) == len(octants)
 
 
-def test_points_on_both_sides_of_a_corner_of_eight_octants_have_an_exact_level() -> None:
+def test_points_on_both_sides_of_a_corner_of_eight_octants_have_an_exact_level():
     # The codes of the two in the middle differ in 60 ones, which float64 rounds up to 61 bits.
     places = [0, 2 ** (BITS - 2) - 1, 2 ** (BITS - 2), 2**BITS - 1]
     points = np.repeat(np.array(places, dtype=np.float64)[:, None], 3, axis=1)
@@ -131,7 +127,7 @@ def test_points_on_both_sides_of_a_corner_of_eight_octants_have_an_exact_level()
 
 
 @pytest.mark.parametrize("number", [64, 256, 1024])
-def test_the_first_points_of_a_node_are_evenly_spaced(number: int) -> None:
+def test_the_first_points_of_a_node_are_evenly_spaced(number):
     points = np.random.default_rng(0).random((20_000, 3)) * [1, 1, 0.001]
     first = points[build_octree(points)[0][:number]]
     random = points[np.random.default_rng(1).permutation(len(points))[:number]]
@@ -140,7 +136,7 @@ def test_the_first_points_of_a_node_are_evenly_spaced(number: int) -> None:
     assert holes[0] < 0.85 * holes[1]
 
 
-def test_a_layer_is_a_random_subset_of_all_files_of_the_size_asked_for(tmp_path: Path) -> None:
+def test_a_layer_is_a_random_subset_of_all_files_of_the_size_asked_for(tmp_path):
     paths = []
     for part in range(3):
         points = landscape(5000, seed=part) + np.array([200 * part, 0, 0])
@@ -153,7 +149,7 @@ def test_a_layer_is_a_random_subset_of_all_files_of_the_size_asked_for(tmp_path:
     assert len(read_layer("all", paths, 15_000).positions) == 15_000
 
 
-def test_attributes_are_known_by_the_names_of_other_programs(tmp_path: Path) -> None:
+def test_attributes_are_known_by_the_names_of_other_programs(tmp_path):
     points = landscape(200)
     attributes = {
         "scalar_Classification": (np.arange(200) % 3).astype(np.float32),
@@ -171,14 +167,14 @@ def test_attributes_are_known_by_the_names_of_other_programs(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("size", [1e-7, 1e-3, 1e4])
-def test_clouds_of_any_size_keep_their_form(size: float, tmp_path: Path) -> None:
+def test_clouds_of_any_size_keep_their_form(size, tmp_path):
     points = np.random.default_rng(0).random((3000, 3)) * size
     write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", points)], up="y")])
     shown = Page(tmp_path / "a.html").positions()
     assert np.abs(shown - points[build_octree(points)[0]]).max() < 1e-4 * size
 
 
-def test_errors_are_distances_to_all_points_of_the_reference(tmp_path: Path) -> None:
+def test_errors_are_distances_to_all_points_of_the_reference(tmp_path):
     before, reference = landscape(500), landscape(4000, seed=1)
     for name, points in (("before", before), ("reference", reference)):
         write_points(tmp_path / f"{name}.xyz", PointCloud(points))
@@ -191,7 +187,7 @@ def test_errors_are_distances_to_all_points_of_the_reference(tmp_path: Path) -> 
     np.testing.assert_allclose(shown.channels["error"].values, expected, atol=1e-4)
 
 
-def test_a_scene_in_memory_has_both_directions_of_the_error() -> None:
+def test_a_scene_in_memory_has_both_directions_of_the_error():
     source, reference = landscape(300), landscape(900, seed=1)
     scene = compare_with_reference({"source": source, "none": np.empty((0, 3))}, reference, "m")
     assert [layer.name for layer in scene.layers] == ["source", "reference"]
@@ -199,7 +195,7 @@ def test_a_scene_in_memory_has_both_directions_of_the_error() -> None:
     np.testing.assert_allclose(scene.layers[1].channels["error"].values, back, atol=1e-4)
 
 
-def test_density_is_the_number_of_points_per_area() -> None:
+def test_density_is_the_number_of_points_per_area():
     x, y = np.random.default_rng(0).random((2, 40_000)) * 100
     thinned = np.column_stack([x, y, x])[(x < 50) | (np.arange(40_000) % 4 == 0)]
     density = density_channel(thinned).values
@@ -209,9 +205,7 @@ def test_density_is_the_number_of_points_per_area() -> None:
 
 @pytest.mark.parametrize("num_points", [300, 40_000])
 @pytest.mark.parametrize("away", [[500, 0], [500, 300], [20_000, 9000], [1e7, -1e7]])
-def test_a_point_far_away_leaves_the_density_of_the_others(
-    num_points: int, away: list[float]
-) -> None:
+def test_a_point_far_away_leaves_the_density_of_the_others(num_points, away):
     # A transect with 4 points/m2.
     length = num_points / 40
     points = np.random.default_rng(0).random((num_points, 3)) * [length, 10, 1]
@@ -222,7 +216,7 @@ def test_a_point_far_away_leaves_the_density_of_the_others(
     assert np.median(density[inside]) == pytest.approx(4, rel=0.1)
 
 
-def test_tiles_far_from_each_other_have_their_own_density() -> None:
+def test_tiles_far_from_each_other_have_their_own_density():
     random = np.random.default_rng(0)
     tiles = [
         random.random((size, 3)) * 100 + [20_000 * i, 7000 * i, 0]
@@ -232,7 +226,7 @@ def test_tiles_far_from_each_other_have_their_own_density() -> None:
     assert [np.median(part) for part in density] == pytest.approx([1, 4], rel=0.1)
 
 
-def test_the_page_names_no_address_that_a_browser_would_fetch(tmp_path: Path) -> None:
+def test_the_page_names_no_address_that_a_browser_would_fetch(tmp_path):
     write_viewer(tmp_path / "a.html", [Scene("<b>&</script>", [Layer("</script>", landscape(9))])])
     text = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert not re.search(
@@ -242,13 +236,13 @@ def test_the_page_names_no_address_that_a_browser_would_fetch(tmp_path: Path) ->
     assert scenes_of(tmp_path / "a.html")[0]["layers"][0]["name"] == "</script>"
 
 
-def test_an_empty_layer_and_a_single_point_can_be_shown(tmp_path: Path) -> None:
+def test_an_empty_layer_and_a_single_point_can_be_shown(tmp_path):
     layers = [Layer("none", np.empty((0, 3))), Layer("one", np.ones((1, 3)))]
     write_viewer(tmp_path / "a.html", [Scene("a", layers)])
     np.testing.assert_allclose(Page(tmp_path / "a.html").positions(layer=1), [[1, 1, 1]], atol=1e-6)
 
 
-def test_a_wrong_file_name_is_refused_before_work(tmp_path: Path) -> None:
+def test_a_wrong_file_name_is_refused_before_work(tmp_path):
     scene = Scene("a", [Layer("a", landscape(5))])
     with pytest.raises(FileError, match=r"a\.png: the viewer is an HTML file; name it \.html"):
         write_viewer(tmp_path / "a.png", [scene])
@@ -259,7 +253,7 @@ def test_a_wrong_file_name_is_refused_before_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js")
-def test_numbers_in_the_page_are_told_apart_within_their_span() -> None:
+def test_numbers_in_the_page_are_told_apart_within_their_span():
     values = [[1650.1, 0.8], [1650.9, 0.8], [165.12, 0.8], [12_010.4, 20], [-431.25, 3]]
     values += [[3.14159, 10], [0, 5], [1650, 0], [150_000, 150_000]]
     script = "globalThis.document = { getElementById: () => ({ textContent: '{}' }) };"
@@ -277,9 +271,7 @@ def test_numbers_in_the_page_are_told_apart_within_their_span() -> None:
     ("up", "synthetic", "color"),
     [("z", [0, 1], "height"), ("y", [0, 1], "origin"), ("y", [1, 1], "error")],
 )
-def test_a_page_of_before_and_after_opens_on_what_it_is_about(
-    up: str, synthetic: list[int], color: str, tmp_path: Path
-) -> None:
+def test_a_page_of_before_and_after_opens_on_what_it_is_about(up, synthetic, color, tmp_path):
     before, after = tmp_path / "before.ply", tmp_path / "after.ply"
     points = np.array([[0.0, 0, 0], [1, 1, 1]])
     write_points(before, PointCloud(points))
@@ -293,7 +285,7 @@ def test_a_page_of_before_and_after_opens_on_what_it_is_about(
         assert scene["channels"]["error"]["high"] == pytest.approx(0.25)
 
 
-def test_a_file_whose_name_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
+def test_a_file_whose_name_is_not_utf8_can_be_shown(tmp_path):
     before, after = tmp_path / "caf\udce9.npy", tmp_path / "after.npy"
     points = np.random.default_rng(0).random((50, 3))
     try:

@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     reference = landscape(30_000, seed=9)
     layers = []
     for seed, (name, number) in enumerate({"before": 4000, "after": 16_000}.items()):
@@ -61,7 +61,7 @@ def open_page(browser: Any, path: Path, *size: Any, **more: Any) -> Iterator[Ope
 
 
 @pytest.fixture
-def opened(browser: Any, path: Path) -> Iterator[OpenPage]:
+def opened(browser, path) -> Iterator[OpenPage]:
     with open_page(browser, path) as page:
         yield page
 
@@ -72,7 +72,7 @@ def num_different(before: np.ndarray, after: np.ndarray) -> int:
     return int((np.abs(after[:rows] - before[:rows]).max(axis=2) > 8).sum())
 
 
-def test_each_control_changes_the_picture(opened: OpenPage) -> None:
+def test_each_control_changes_the_picture(opened):
     changes = {
         "colour": "viewer.change({color: 'error'})",
         "class": "viewer.change({color: 'class'})",
@@ -102,7 +102,7 @@ def test_each_control_changes_the_picture(opened: OpenPage) -> None:
         before = after
 
 
-def test_the_slider_of_a_colour_hides_the_points_above_it(opened: OpenPage) -> None:
+def test_the_slider_of_a_colour_hides_the_points_above_it(opened):
     opened.do("viewer.change({color: 'intensity', colormaps: {intensity: 'turbo'}})")
     num_colored = []
     for share in (1, 0.5, 0):
@@ -116,7 +116,7 @@ def test_the_slider_of_a_colour_hides_the_points_above_it(opened: OpenPage) -> N
     assert 0.3 * everything < half < 0.7 * everything and least < 0.05 * everything
 
 
-def test_each_key_changes_the_picture_or_the_page(opened: OpenPage) -> None:
+def test_each_key_changes_the_picture_or_the_page(opened):
     for key in ("2", "3", "4", "1", "p", "c", "m", "f", "x", "]", "[", "l", "b", "+", "ArrowLeft"):
         before = opened.pixels()
         opened.press(key)
@@ -129,7 +129,7 @@ def test_each_key_changes_the_picture_or_the_page(opened: OpenPage) -> None:
     assert not opened.page.is_visible("#panel")
 
 
-def test_the_pointer_turns_the_view_and_the_wheel_comes_nearer(opened: OpenPage) -> None:
+def test_the_pointer_turns_the_view_and_the_wheel_comes_nearer(opened):
     pose = opened.page.evaluate("viewer.stage.pose")
     opened.page.mouse.move(150, 250)
     opened.page.mouse.down()
@@ -144,7 +144,7 @@ def test_the_pointer_turns_the_view_and_the_wheel_comes_nearer(opened: OpenPage)
     assert opened.page.evaluate("viewer.stage.pose.distance") < 0.95 * turned["distance"]
 
 
-def test_a_click_shows_the_values_of_the_point_and_two_clicks_measure(opened: OpenPage) -> None:
+def test_a_click_shows_the_values_of_the_point_and_two_clicks_measure(opened):
     opened.do("viewer.change({mode: 'together', shown: [false, false, true]})")
     opened.press("2")
     place = """(place) => { const { overlay, stage } = viewer; stage.aim(stage.panels[0]);
@@ -173,9 +173,7 @@ def test_a_click_shows_the_values_of_the_point_and_two_clicks_measure(opened: Op
         ("scalar", ("limits: {}", "limits: {class: 0.5}")),
     ],
 )
-def test_a_click_passes_through_points_that_are_hidden(
-    kind: Any, changes: tuple[str, str], browser: Any, tmp_path: Path
-) -> None:
+def test_a_click_passes_through_points_that_are_hidden(kind, changes, browser, tmp_path):
     x, y = (part.ravel() for part in np.meshgrid(np.arange(60.0), np.arange(60.0)))
     heights = np.concatenate([np.zeros(3600), np.full(3600, 5.0)])
     points = np.column_stack([np.tile(x, 2), np.tile(y, 2), heights])
@@ -197,7 +195,7 @@ def test_a_click_passes_through_points_that_are_hidden(
         assert seen == [5, 0]
 
 
-def test_a_link_restores_the_view(opened: OpenPage, browser: Any, path: Path) -> None:
+def test_a_link_restores_the_view(opened, browser, path):
     opened.do("viewer.change({color: 'error', mode: 'swipe', share: 0.3, size: 2})")
     opened.do("viewer.stage.pose = {...viewer.stage.pose, azimuth: 70, elevation: 50}")
     opened.page.click("#link")
@@ -211,9 +209,7 @@ def test_a_link_restores_the_view(opened: OpenPage, browser: Any, path: Path) ->
         assert other.page.evaluate("viewer.state.mode") == "swipe"
 
 
-def test_a_screenshot_is_a_picture_of_the_view_with_its_legend(
-    opened: OpenPage, tmp_path: Path
-) -> None:
+def test_a_screenshot_is_a_picture_of_the_view_with_its_legend(opened, tmp_path):
     from PIL import Image
 
     with opened.page.expect_download() as download:
@@ -228,7 +224,7 @@ def test_a_screenshot_is_a_picture_of_the_view_with_its_legend(
     assert (np.ptp(legend, axis=2) > 60).sum() > 1000, "its colour bar"
 
 
-def test_another_sample_opens_and_a_phone_folds_the_controls(browser: Any, path: Path) -> None:
+def test_another_sample_opens_and_a_phone_folds_the_controls(browser, path):
     with open_page(browser, path, (390, 780), has_touch=True, is_mobile=True) as page:
         assert not page.page.is_visible("#panel")
         page.page.tap("#toggle")
@@ -240,7 +236,7 @@ def test_another_sample_opens_and_a_phone_folds_the_controls(browser: Any, path:
         assert page.colored() > 500
 
 
-def test_a_large_cloud_is_thinned_to_what_the_screen_needs(browser: Any, tmp_path: Path) -> None:
+def test_a_large_cloud_is_thinned_to_what_the_screen_needs(browser, tmp_path):
     write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", landscape(1_000_000))])])
     with open_page(browser, tmp_path / "a.html") as page:
         far = page.page.evaluate("viewer.stage.clouds[0].drawn")

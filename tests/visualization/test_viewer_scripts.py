@@ -72,7 +72,7 @@ def link_of(scenes: Sequence[Scene], script: str = "") -> str:
     return in_page(scenes, f"{script}; {FRAME} return location.hash")
 
 
-def test_a_link_restores_the_view_of_the_same_data() -> None:
+def test_a_link_restores_the_view_of_the_same_data():
     changes = "await change({ color: 'layer', shown: [true, false], clip: { ...state.clip, "
     changes += "low: [-20, stage.scene.low[1], -2] } }); stage.look(90, 10);"
     script = "return [state.color, state.shown, state.clip, stage.pose.azimuth, stage.scene]"
@@ -83,7 +83,7 @@ def test_a_link_restores_the_view_of_the_same_data() -> None:
     assert clip["low"] == [-20, scene["low"][1], -2] and clip["high"] == scene["high"]
 
 
-def test_a_link_to_other_data_is_ignored_and_the_page_says_so() -> None:
+def test_a_link_to_other_data_is_ignored_and_the_page_says_so():
     link = link_of([survey(100)], "await change({ size: 2 })")
     # Larger, elsewhere, of other names.
     others = survey(300), survey(100, east=50.0), survey(100, ("before", "dense"))
@@ -93,7 +93,7 @@ def test_a_link_to_other_data_is_ignored_and_the_page_says_so() -> None:
         assert "of other data" in message
 
 
-def test_a_link_to_other_data_leaves_an_open_page_as_it_is() -> None:
+def test_a_link_to_other_data_leaves_an_open_page_as_it_is():
     link = link_of([survey(300)])
     script = f"await change({{ size: 2 }}); location.hash = {link!r}; await listeners.hashchange();"
     size, message = in_page(
@@ -115,11 +115,11 @@ def shaded() -> str:
 SHADING = "return [state.shading, byId('message').textContent, byId('loading').removed]"
 
 
-def test_a_link_as_it_was_copied_is_followed(shaded: str) -> None:
+def test_a_link_as_it_was_copied_is_followed(shaded):
     assert in_page([survey(100)], SHADING, shaded) == [0, "", True]
 
 
-def test_a_link_that_was_edited_is_ignored_and_the_page_says_so(shaded: str) -> None:
+def test_a_link_that_was_edited_is_ignored_and_the_page_says_so(shaded):
     content = json.loads(unquote(shaded.removeprefix("#view=")))
     edits: list[dict[str, Any]] = [
         {"clip": {"low": [0, 0], "high": [1, 1, 1]}}, {"pose": None}, {"shown": [True]},
@@ -132,19 +132,19 @@ def test_a_link_that_was_edited_is_ignored_and_the_page_says_so(shaded: str) -> 
         assert shading == 0.5 and "The link is ignored" in message and is_shown, edit
 
 
-def test_a_link_that_was_cut_leaves_the_page_usable() -> None:
+def test_a_link_that_was_cut_leaves_the_page_usable():
     links = ["#view=%7B%22scene", "#view=null", "#top"]
     assert in_pages([page([survey(100)], LOADING, link) for link in links]) == [""] * 3
 
 
-def test_webgl_is_named_only_where_the_renderer_fails() -> None:
+def test_webgl_is_named_only_where_the_renderer_fails():
     options: list[dict[str, Any]] = [{"webgl": False}, {"hide": ["DecompressionStream"]}]
     without, old = in_pages([page([survey(100)], LOADING, **each) for each in options])
     assert "WebGL 2" in without
     assert "a browser of 2023 or later" in old and "WebGL" not in old
 
 
-def test_a_click_in_a_fade_picks_the_cloud_that_is_better_seen() -> None:
+def test_a_click_in_a_fade_picks_the_cloud_that_is_better_seen():
     cases: list[tuple[float, list[float | None], str | None]] = [
         (0, [0, 1], "before"), (0.2, [0, 1], "before"), (0.8, [1, 0], "after"),
         (1, [1, 0], "after"), (0.5, [1, 0], "before"), (0.5, [0, 1], "after"),
@@ -170,7 +170,7 @@ def test_a_click_in_a_fade_picks_the_cloud_that_is_better_seen() -> None:
     assert picked == [expected for *_, expected in cases]
 
 
-def test_the_opened_page_shows_all_points_as_large_as_its_panels_allow() -> None:
+def test_the_opened_page_shows_all_points_as_large_as_its_panels_allow():
     pages = []
     for num_clouds, size in ((1, (90, 9, 5)), (2, (8, 70, 40)), (3, (5, 5, 5))):
         points = np.random.default_rng(0).random((500, 3)) * size
@@ -198,7 +198,7 @@ def heights(low: float, high: float) -> Scene:
 RANGE = "return [byId('low').value, byId('high').value, rangeOf(state, scene)]"
 
 
-def test_range_boxes_show_thousandths_of_the_span() -> None:
+def test_range_boxes_show_thousandths_of_the_span():
     cases = [(1650.1234, 1650.9876, 4), (12010.4, 12260.6, 1), (0, 3e5, 0)]
     results = in_pages([page([heights(low, high)], RANGE) for low, high, _ in cases])
     for (low, high, decimals), (*shown, ends) in zip(cases, results, strict=True):
@@ -206,7 +206,7 @@ def test_range_boxes_show_thousandths_of_the_span() -> None:
         assert np.abs(np.subtract(shown, ends)).max() < 1e-3 * (high - low)
 
 
-def test_an_edited_end_of_a_range_leaves_the_other_one_exact_and_an_empty_box_both() -> None:
+def test_an_edited_end_of_a_range_leaves_the_other_one_exact_and_an_empty_box_both():
     edit = "byId('{0}').value = '{1}'; await byId('{0}').onchange({{ target: byId('{0}') }});"
     edits = [edit.format(box, text) for text in ("1650.5", "") for box in ("low", "high")]
     scenes = [heights(1650.12345, 1650.98765)]
