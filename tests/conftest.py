@@ -311,7 +311,7 @@ def model_directory(tmp_path_factory) -> Path:
 @pytest.fixture
 def command(model_directory, capfd) -> Callable[..., Any]:
     """Run `pointup upsample` with the small model, in this process."""
-    from typed import Result
+    from survey_files import Result
 
     from pointup.cli import main as cli
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typed import left_in, write_las
+from survey_files import left_in, write_random_las
 
 from pointup.cli.input_files import find_inputs
 from pointup.cli.main import command_class, main
@@ -28,7 +28,7 @@ def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path):
 def test_broken_links_are_reported_as_missing_files(tmp_path, command):
     folder = tmp_path / "tiles"
     folder.mkdir()
-    write_las(folder / "whole.las")
+    write_random_las(folder / "whole.las")
     (folder / "moved.las").symlink_to(tmp_path / "elsewhere.las")
     (folder / "other_disk").symlink_to(tmp_path / "unmounted")
     (folder / "circle.las").symlink_to(folder / "circle.las")
@@ -44,7 +44,7 @@ def delivery(tmp_path) -> Path:
     """Two tiles, with a list of the tiles, control points, and a text."""
     folder = tmp_path / "delivery"
     (folder / "las").mkdir(parents=True)
-    write_las(folder / "las" / "tile.laz", 400)
+    write_random_las(folder / "las" / "tile.laz", 400)
     (folder / "index.csv").write_text("tile,points\ntile.laz,400\n")
     (folder / "gcp.csv").write_text("x,y,z\n500001,4100001,3\n500002,4100003,4\n500003,4100002,5\n")
     (folder / "readme.txt").write_text("Coordinates are in UTM 32N.\n")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import las_files
 import numpy as np
 import pytest
+import survey_files
 from datasets import load_from_disk
 
 from pointup.cli.main import main
@@ -23,7 +23,7 @@ def survey(number: int, seed: int, width: float = 50.0) -> np.ndarray:
 
 
 def write_las(path: Path, points: np.ndarray, offset: np.ndarray) -> Path:
-    return las_files.write_las(path, points, point_format=0, scale=0.01, offset=offset)
+    return survey_files.write_las(path, points, point_format=0, scale=0.01, offset=offset)
 
 
 def prepare(*words: object) -> int:

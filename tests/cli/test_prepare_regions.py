@@ -16,7 +16,7 @@ import laspy
 import numpy as np
 import pytest
 from datasets import load_from_disk
-from las_files import write_las
+from survey_files import write_las
 
 from pointup.cli.main import main
 from pointup.datasets import block_pairs, pair_writer, regions

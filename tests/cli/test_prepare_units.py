@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import las_files
 import numpy as np
 import pytest
-from las_files import UTM_CORNER
+import survey_files
+from survey_files import UTM_CORNER
 
 from pointup.cli.main import main
 from pointup.datasets import regions
@@ -20,7 +20,7 @@ FEET_ABOVE_METRES = "EPSG:32618+6360"
 
 def write_las(path: Path, system: int | str, num_points: int) -> Path:
     points = UTM_CORNER + np.random.default_rng(num_points).random((num_points, 3)) * 40
-    return las_files.write_las(path, points, system=system)
+    return survey_files.write_las(path, points, system=system)
 
 
 def prepare(*words: object) -> int:

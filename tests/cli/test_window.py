@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from las_files import write_las
+from survey_files import write_las
 
 from pointup.cli.upsample import files
 from pointup.io.cloud import PointCloud

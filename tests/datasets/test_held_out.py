@@ -12,8 +12,8 @@ import pytest
 from datasets import load_from_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from las_files import write_las
 from scipy.spatial import cKDTree
+from survey_files import write_las
 
 from pointup.cli.main import main
 from pointup.datasets.held_out import measure_held_out

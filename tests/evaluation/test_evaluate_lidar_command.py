@@ -9,12 +9,11 @@ from typing import Any
 import laspy
 import numpy as np
 import pytest
-from las_files import write_las
 from matplotlib.image import imread
+from survey_files import positions, write_las
 from test_evaluate_command import chamfer_of, evaluate, figures_of
 from test_evaluate_command import model as model
 from test_evaluate_command import surveys as surveys
-from typed import positions
 from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from las_files import write_las
+from survey_files import write_las
 
 from pointup.cli.main import main
 from pointup.errors import DataError, FileError

@@ -7,7 +7,7 @@ from pathlib import Path
 import laspy
 import numpy as np
 import pytest
-from las_files import write_las
+from survey_files import write_las
 
 from pointup import Upsampler
 from pointup.errors import DataError

@@ -9,7 +9,7 @@ import laspy
 import numpy as np
 import pytest
 from sheets import UTM, sheet
-from typed import WKT
+from survey_files import WKT
 
 from pointup.errors import FileError
 from pointup.io.extents import MAX_GAP, FileExtent, find_surveys, read_extent

@@ -8,7 +8,7 @@ import trimesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from typed import digest
+from survey_files import digest
 
 from pointup.errors import DataError
 from pointup.io.files import (

@@ -7,9 +7,9 @@ import os
 import struct
 from pathlib import Path
 
-import las_files
 import numpy as np
 import pytest
+import survey_files
 from plyfile import PlyData, PlyElement
 
 from pointup.errors import DataError, FileError
@@ -127,7 +127,7 @@ def test_lists_of_ply_vertices_are_left_out_by_name(text, tmp_path, caplog):
 
 
 def write_las(path: Path, xyz: np.ndarray = POINTS, scale: float = 0.001) -> Path:
-    return las_files.write_las(path, xyz, point_format=3, scale=scale, offset=np.zeros(3))
+    return survey_files.write_las(path, xyz, point_format=3, scale=scale, offset=np.zeros(3))
 
 
 def patched(path: Path, offset: int, format: str, *values: float) -> Path:

@@ -10,7 +10,7 @@ import pytest
 import trimesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typed import digest
+from survey_files import digest
 
 from pointup.errors import FileError
 from pointup.io.files import (

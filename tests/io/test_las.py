@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
-from typed import is_one_line, left_in, positions, write_las, write_scaled
+from survey_files import is_one_line, left_in, positions, write_random_las, write_scaled
 
 from pointup.errors import DataError, FileError
 from pointup.io.files import (
@@ -323,7 +323,7 @@ def test_values_that_las_cannot_hold_are_refused_before_any_work(tmp_path, comma
 
 
 def test_bytes_that_are_no_ascii_stay_in_header_and_records(tmp_path, command):
-    write_las(tmp_path / "a.las")
+    write_random_las(tmp_path / "a.las")
     content = bytearray((tmp_path / "a.las").read_bytes())
     software = "RiPROCESS\xae 1.8".encode("latin-1").ljust(32, b"\0")
     content[58:90] = software

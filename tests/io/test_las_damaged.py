@@ -9,8 +9,8 @@ import laspy
 import lazrs
 import numpy as np
 import pytest
+from survey_files import write_two_tiles
 from test_las import make_las
-from typed import write_two_tiles
 
 from pointup.errors import FileError
 from pointup.io.files import iter_points, read_first, read_points, write_points

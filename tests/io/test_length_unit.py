@@ -6,10 +6,10 @@ import re
 import struct
 from pathlib import Path
 
-import las_files
 import laspy
 import numpy as np
 import pytest
+import survey_files
 from laspy.vlrs.known import WktCoordinateSystemVlr
 from pyproj import CRS
 
@@ -29,7 +29,7 @@ from pointup.io.length_unit import (
 
 
 def las(path: Path, system: str | int | None) -> Path:
-    return las_files.write_las(path, np.empty((0, 3)), system=system)
+    return survey_files.write_las(path, np.empty((0, 3)), system=system)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_keys_say_that_coordinates_are_geographic_or_geocentric_also_without_a_c
 
 
 def write_las(path: Path, *records: laspy.VLR, point_format: int = 6) -> Path:
-    las = las_files.las_data(np.empty((0, 3)), point_format)
+    las = survey_files.las_data(np.empty((0, 3)), point_format)
     las.header.vlrs.extend(records)
     las.write(path)
     return path

@@ -11,9 +11,7 @@ import laspy
 import numpy as np
 import pyproj
 import pytest
-from las_files import write_las
-from tile_row import write_tiles
-from typed import digest, is_one_line
+from survey_files import digest, is_one_line, write_las, write_row
 
 from pointup.cli.input_files import find_inputs
 from pointup.errors import FileError
@@ -143,7 +141,7 @@ def test_a_list_that_names_no_local_files_is_refused(content, message, tmp_path)
 
 
 def test_a_list_is_upsampled_as_the_folder_of_its_files_and_lists_the_output(tmp_path, command):
-    tiles = write_tiles(tmp_path / "tiles")
+    tiles = write_row(tmp_path / "tiles")
     listed = tmp_path / "lists" / "row.vpc"
     listed.parent.mkdir()
     write_virtual_cloud(listed, sorted(tiles.iterdir()))
@@ -160,7 +158,7 @@ def test_a_list_is_upsampled_as_the_folder_of_its_files_and_lists_the_output(tmp
 
 
 def test_the_files_of_a_list_are_one_survey_to_evaluate(tmp_path):
-    files = sorted(write_tiles(tmp_path / "tiles").iterdir())
+    files = sorted(write_row(tmp_path / "tiles").iterdir())
     write_virtual_cloud(tmp_path / "row.vpc", files)
     survey = read_survey(tmp_path / "row.vpc")
     assert np.array_equal(survey.positions, np.concatenate([laspy.read(p).xyz for p in files]))

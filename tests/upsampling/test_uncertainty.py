@@ -8,8 +8,8 @@ import laspy
 import numpy as np
 import pytest
 import torch
-from las_files import write_las
 from sheets import UTM, grid, sheet, small_model
+from survey_files import write_las
 
 from pointup import Upsampler, upsample
 from pointup.cli.main import main

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from unittest.mock import ANY
 
-import las_files
 import laspy
 import numpy as np
 import pytest
+import survey_files
 from scipy.spatial import cKDTree
 from sheets import small_model
-from typed import WKT, is_one_line, left_in, positions, write_las
+from survey_files import WKT, is_one_line, left_in, positions, write_random_las
 
 from pointup import upsample
 from pointup.cli import main as cli
@@ -30,7 +30,7 @@ def test_las_keeps_every_original_and_adds_synthetic_points(
     suffix, point_format, tmp_path, command
 ):
     source, target = tmp_path / f"in{suffix}", tmp_path / f"out{suffix}"
-    before = write_las(source, point_format=point_format)
+    before = write_random_las(source, point_format=point_format)
     result = command(source, "-o", target, "--ratio", "2.5")
     assert result.status == 0 and result.err == ""
     assert "300 points in, 750 out" in result.out and result.out.count("\n") == 1
@@ -127,7 +127,7 @@ def test_a_las_output_has_the_whole_extent_of_a_file_of_another_format(tmp_path,
 
 
 def test_originals_or_new_points_can_be_left_out(tmp_path, command):
-    write_las(tmp_path / "in.las")
+    write_random_las(tmp_path / "in.las")
     for name, options in (("all", []), ("new", ["--only-new"]), ("model", ["--no-originals"])):
         assert command(tmp_path / "in.las", "-o", tmp_path / f"{name}.las", *options).status == 0
     every, new, model = (laspy.read(tmp_path / f"{name}.las") for name in ("all", "new", "model"))
@@ -147,7 +147,7 @@ def test_the_command_and_python_make_the_same_points(tmp_path, command, model_di
 def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(tmp_path, command):
     # Points 5 cm apart, so that there is room for new ones.
     points = positions(600) * (0.1, 0.1, 0.02) + (4.5e5, 3.59e6, 0)
-    las_files.write_las(tmp_path / "in.las", points, scale=0.01)
+    survey_files.write_las(tmp_path / "in.las", points, scale=0.01)
     words = tmp_path / "in.las", "-o", tmp_path / "out.las", "--ratio", "3", "--max-distance"
     assert command(*words, "0.02").status == 0
     made = laspy.read(tmp_path / "out.las")
@@ -203,7 +203,7 @@ def test_a_ratio_beyond_the_largest_needs_force(tmp_path, command, monkeypatch):
 
 def noisy(path: Path) -> laspy.LasData:
     """A survey of 300 points, of which 40 are noise, 20 withheld, and 100 vegetation."""
-    write_las(path)
+    write_random_las(path)
     las = laspy.read(path)
     las.classification = np.repeat([2, 7, 18, 2, 5], [140, 20, 20, 20, 100])
     las.withheld = np.repeat([0, 1, 0], [180, 20, 100])
@@ -278,7 +278,7 @@ def test_files_may_follow_classes(words, classes, inputs):
 def test_points_that_want_other_options_are_noted_before_the_work(
     values, options, notes, tmp_path, capfd
 ):
-    write_las(tmp_path / "in.las")
+    write_random_las(tmp_path / "in.las")
     las = laspy.read(tmp_path / "in.las")
     values = {"classification": [1, 1], "number_of_returns": [1, 1], **values}
     for name, (most, rest) in values.items():
@@ -295,7 +295,7 @@ def test_points_that_want_other_options_are_noted_before_the_work(
 def in_system(path: Path, system: str, shift: float = 0.0) -> Path:
     """Write a survey, moved by `shift` along x, in a coordinate system."""
     points = positions(100) + np.array([shift, 0, 0])
-    return las_files.write_las(path, points, scale=0.01, system=system)
+    return survey_files.write_las(path, points, scale=0.01, system=system)
 
 
 def test_coordinates_that_are_no_lengths_are_refused_before_any_file_is_written(tmp_path, command):

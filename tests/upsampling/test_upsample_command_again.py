@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from las_files import write_las
 from sheets import sheet
-from tile_row import WIDTH, surface, upsample, write_model, write_tiles
+from survey_files import WIDTH, surface, upsample, write_las, write_model, write_row
 
 from pointup.cli.upsample.files import work_directory
 from pointup.cli.upsample.plan import Job
@@ -36,7 +35,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def tiles(tmp_path) -> Path:
-    return write_tiles(tmp_path / "tiles")
+    return write_row(tmp_path / "tiles")
 
 
 def test_a_second_call_skips_what_is_written_and_says_so(tiles, tmp_path, model, capsys):

@@ -10,9 +10,8 @@ import laspy
 import numpy as np
 import pytest
 from copc_files import write_copc
-from las_files import write_las
 from scipy.spatial import cKDTree
-from tile_row import CORNER, WIDTH, rows, surface, upsample, write_model, write_tiles
+from survey_files import CORNER, WIDTH, rows, surface, upsample, write_las, write_model, write_row
 
 from pointup.cli.upsample import plan
 from pointup.cli.upsample.files import NOT_WRITTEN
@@ -26,7 +25,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def tiles(tmp_path) -> Path:
-    return write_tiles(tmp_path / "tiles")
+    return write_row(tmp_path / "tiles")
 
 
 def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_the_whole(

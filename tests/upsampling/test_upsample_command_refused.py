@@ -12,7 +12,7 @@ from typing import Any
 import laspy
 import numpy as np
 import pytest
-from typed import is_one_line, left_in, positions, write_las, write_two_tiles
+from survey_files import is_one_line, left_in, positions, write_random_las, write_two_tiles
 
 from pointup.cli import main as cli
 from pointup.cli.upsample.files import check_size
@@ -51,7 +51,7 @@ from pointup.upsampling.store.point_store import Store
 def test_bad_files_options_and_outputs_are_reported_in_one_line_and_leave_nothing(
     source, target, options, message, tmp_path, command
 ):
-    before = write_las(tmp_path / "in.las")
+    before = write_random_las(tmp_path / "in.las")
     (tmp_path / "text.laz").write_bytes(b"hello" * 100)
     (tmp_path / "one.xyz").write_bytes(b"1 2 3\n")
     model = {"model": options.pop()} if "--model" in options else {}
@@ -68,7 +68,7 @@ def test_damaged_and_empty_files_of_a_folder_are_reported_and_the_others_are_wri
 ):
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
-    write_las(folder / "whole.laz")
+    write_random_las(folder / "whole.laz")
     write_points(folder / "shape.ply", PointCloud(positions(50)))
     content = (folder / "whole.laz").read_bytes()
     (folder / "cut.laz").write_bytes(content[: len(content) * 2 // 3])
@@ -86,7 +86,7 @@ def test_damaged_and_empty_files_of_a_folder_are_reported_and_the_others_are_wri
 
 
 def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path, command, monkeypatch):
-    write_las(tmp_path / "in.las")
+    write_random_las(tmp_path / "in.las")
     # A superuser, who may run the tests, can write in spite of permissions.
     monkeypatch.setattr("pointup.cli.upsample.upsample_command.os.access", lambda path, mode: False)
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
@@ -125,7 +125,7 @@ def test_two_files_with_the_same_output_are_refused(tmp_path, command):
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, command, monkeypatch):
-    write_las(tmp_path / "in.las")
+    write_random_las(tmp_path / "in.las")
     (tmp_path / "out.las").write_bytes(b"older")
 
     def full(*arguments: Any, **arrays: Any) -> None:
@@ -144,7 +144,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, command, monkeypatch):
 
 
 def test_an_interrupt_leaves_nothing(tmp_path, command, monkeypatch):
-    write_las(tmp_path / "in.las")
+    write_random_las(tmp_path / "in.las")
 
     def interrupt(store: Store, block: int) -> None:
         raise KeyboardInterrupt
@@ -156,7 +156,7 @@ def test_an_interrupt_leaves_nothing(tmp_path, command, monkeypatch):
 
 
 def replace(path: Path) -> None:
-    write_las(path.with_name("other.las"), 100)
+    write_random_las(path.with_name("other.las"), 100)
     path.with_name("other.las").replace(path)
 
 
@@ -169,7 +169,7 @@ def append(path: Path) -> None:
 def test_an_input_that_changes_while_it_is_upsampled_is_an_error_and_nothing_is_written(
     change, tmp_path, command, monkeypatch
 ):
-    write_las(tmp_path / "in.las")
+    write_random_las(tmp_path / "in.las")
 
     def run_passes(*arguments: Any, **options: Any) -> NewPoints:
         new_points = passes.run_passes(*arguments, **options)
@@ -183,7 +183,7 @@ def test_an_input_that_changes_while_it_is_upsampled_is_an_error_and_nothing_is_
 
 
 def test_a_loop_of_links_is_no_output(tmp_path, command):
-    write_las(tmp_path / "in.las")
+    write_random_las(tmp_path / "in.las")
     for name in ("a.las", "folder"):
         (tmp_path / name).symlink_to(tmp_path / f"{name}.link")
         (tmp_path / f"{name}.link").symlink_to(tmp_path / name)

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from forked import run_forked
 from scipy.spatial import cKDTree
-from survey_tiles import made_of, ordered, survey, write_tiles
-from typed import (
+from survey_files import (
     digest,
     left_in,
+    made_of,
+    ordered,
     positions,
-    write_las,
+    survey,
+    write_random_las,
     write_scaled,
+    write_tiles,
     write_two_tiles,
 )
 
@@ -241,7 +244,7 @@ def sparse_tiles(tmp_path) -> Path:
     folder.mkdir()
     numbers = {"whole": (300, 2), "single": (1, 2), "noise": (50, 7), "roof": (50, 6)}
     for i, (name, (number, classification)) in enumerate(numbers.items()):
-        write_las(folder / f"{name}.las", number)
+        write_random_las(folder / f"{name}.las", number)
         las = laspy.read(folder / f"{name}.las")
         las.x = las.x + 1000 * i
         las.classification = np.full(number, classification)
