@@ -21,13 +21,14 @@ class Calibration:
     `log_errors`, ascending, are logarithms of predicted errors, and `log_distances` those of the
     distances to the true surface that nine in ten points with this prediction stay within at an
     upsampling ratio of `ratio`. With `log_distances_at_2`, which are those at 2, they change in
-    between with 1 / ratio.
+    between with 1 / ratio. `scatter` times that of the measured points is added, in squares.
     """
 
     log_errors: Sequence[float]
     log_distances: Sequence[float]
     ratio: float = 2.0
     log_distances_at_2: Sequence[float] = ()
+    scatter: float = 0.0
 
     @classmethod
     def fit(

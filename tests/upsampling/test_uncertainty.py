@@ -69,13 +69,25 @@ def test_a_point_made_of_new_ones_adds_their_uncertainty_to_its_own():
     constant = model_with_errors(Calibration((0.0,), (0.0,)))
     one, two = (of_new(grid(24), constant, n).attributes["uncertainty"] for n in (4.0, 16.0))
     assert np.array_equal(one, two[: len(one)])
-    # This model knows the spacing s only. The second pass halves it: s / 2 for the children of
-    # measured points, and hypot(s, s / 2) for those of new ones.
+    # This model knows the spacing s only. The second pass halves it: hypot(s, s / 2) for the
+    # children of new points, and hypot(s / 4, s / 2) for those of measured ones, made among them.
     middle = np.median(one)
     is_of_measured = two[len(one) :] < 0.8 * middle
     assert 0.1 < is_of_measured.mean() < 0.5
     found = [np.median(two[len(one) :][of]) for of in (is_of_measured, ~is_of_measured)]
-    assert found == pytest.approx([middle / 2, middle * 1.25**0.5], rel=0.1)
+    assert found == pytest.approx([middle * (5 / 16) ** 0.5, middle * 1.25**0.5], rel=0.1)
+
+
+def test_the_noise_of_measured_points_is_added_as_far_as_the_calibration_says() -> None:
+    points = grid(24)
+    noisy = points + 0.1 * np.random.default_rng(0).normal(size=points.shape) * [0, 0, 1]
+    for share in (0.0, 2.0):
+        model = model_with_errors(Calibration((0.0,), (-1.0,), scatter=share))
+        even, rough = (
+            np.median(of_new(p, model).attributes["uncertainty"]) for p in (points, noisy)
+        )
+        expected = np.hypot(np.exp(-1), 0.1 * share) / np.exp(-1)
+        assert rough / even == pytest.approx(expected, rel=0.1)
 
 
 def test_it_depends_on_the_ratio_where_the_calibration_does():

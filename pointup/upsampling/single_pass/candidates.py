@@ -115,6 +115,7 @@ def make_candidates(
     children_per_call: int,
     device_lock: AbstractContextManager[object],
     is_first: bool = True,
+    noise: float = 0.0,
 ) -> Candidates:
     """Children of the points at places `core` of the region, `num_slots` (C,) of each, to become
     `ratio` (C,) points.
@@ -122,12 +123,13 @@ def make_candidates(
     The points are in the order of the store. The model runs while `device_lock` is held, with at
     most `children_per_call` children at a time. The largest distance of children to a point is
     `ModelConfig.reach` times its local spacing in the first pass (`is_first`), and its attribute
-    `SLACK` in a later pass. Raises ModelError if the output of the model is not finite, ConfigError
-    if the device runs out of memory.
+    `SLACK` in a later pass. The uncertainty of measured points is `noise` times their spacing.
+    Raises ModelError if the output of the model is not finite, ConfigError if the device runs out
+    of memory.
     """
     groups = near_groups(region, core)
     if len(groups) > 1:
-        limits = device, children_per_call, device_lock, is_first
+        limits = device, children_per_call, device_lock, is_first, noise
         parts = [
             make_candidates(model, region, core[group], num_slots[group], ratio[group], *limits)
             for group in groups
@@ -160,11 +162,9 @@ def make_candidates(
     uncertainty = np.zeros_like(spread)
     if model.calibration:
         within = model.calibration.within(log_error[back], ratio.repeat(num_slots))
-        uncertainty = within * spacing.repeat(num_slots)
-        if not is_first:
-            # A child of a new point is off by the error of this point and by its own.
-            of_parents = region.rows["attributes"][UNCERTAINTY][core].repeat(num_slots)
-            uncertainty = np.hypot(uncertainty, of_parents)
+        before = noise * spacing if is_first else region.rows["attributes"][UNCERTAINTY][core]
+        # A child is off by the error of its parent and by its own.
+        uncertainty = np.hypot(within * spacing.repeat(num_slots), before.repeat(num_slots))
     return Candidates(
         num_slots,
         offset[back],

@@ -18,6 +18,8 @@ TARGET_COUNT = "target_count"
 """Attribute of points between two passes: number of output points that each is still to give."""
 
 
+# Of their uncertainty, for the measured point among them when its children are made.
+_SHARE_OF_NEW = 0.25
 # Relative rounding error of the positions of candidates, which are float32.
 ROUNDING = 1e-4
 
@@ -159,10 +161,12 @@ class PassOutput:
             position, row, slack = saved["position"], saved["row"], saved["slack"].clip(min=0)
             target_count, uncertainty = saved["target_count"], saved["uncertainty"]
         if self.originals:
+            number = np.bincount(row, minlength=len(rows)).clip(min=1)
+            of_new = _SHARE_OF_NEW * np.bincount(row, uncertainty, len(rows)) / number
             position = np.concatenate([rows["position"], position])
             row = np.append(np.arange(len(rows)), row)
             if self.measured is None:
-                before = Reach(self.store).of_block(block), np.zeros(len(rows), np.float32)
+                before = Reach(self.store).of_block(block), of_new.astype(np.float32)
             else:
                 before = rows["attributes"][SLACK], rows["attributes"][UNCERTAINTY]
             slack, uncertainty = np.append(before[0], slack), np.append(before[1], uncertainty)

@@ -26,6 +26,7 @@ from pointup.geometry.neighbors import DeviceTree, TreeMaker, host_tree
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.options import UpsampleOptions
+from pointup.upsampling.scatter import scatter
 from pointup.upsampling.single_pass.candidates import Candidates, make_candidates, use_of
 from pointup.upsampling.single_pass.measured import Measured
 from pointup.upsampling.single_pass.pass_output import PassOutput
@@ -100,6 +101,8 @@ class UpsamplingPass:
             store, options, model.config, ratio, measured is None, num_made
         )
         self._second_pass: OversampledCandidates | None = None
+        share = model.calibration.scatter if model.calibration and measured is None else 0.0
+        self._noise = share * scatter(store) if share else 0.0
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
         # On a CPU, small enough for its cache.
@@ -144,6 +147,7 @@ class UpsamplingPass:
                 self._children_per_call,
                 self._device_lock,
                 self.measured is None,
+                self._noise,
             )
             row = 0
             for block, ratio, target_count in zip(blocks, ratios, target_counts, strict=True):
