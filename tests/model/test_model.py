@@ -256,14 +256,20 @@ def test_an_impossible_option_is_refused_by_name(options, message):
         Upsampler(**options)
 
 
+@torch.no_grad()
 def test_features_of_points_differ_before_training():
-    model = Upsampler()
-    inputs: list[Tensor] = []
-    model.pull_norm.register_forward_hook(lambda *call: inputs.append(call[2].flatten(0, 1)))
-    with torch.no_grad():
-        model(*reference_clouds(), 2.0)
-    features = torch.cat(inputs)
-    assert features.std(0).norm() > features.mean(0).norm()
+    model, outputs = Upsampler().eval(), {}
+
+    def keep_first(layer: torch.nn.Module, _: object, output: Tensor) -> None:
+        outputs.setdefault(layer, output)
+
+    for layer, _ in model.layers_to_calibrate():
+        layer.register_forward_hook(keep_first)
+    model(*reference_clouds(), 2.0)
+    for layer, spread in model.layers_to_calibrate():
+        values = outputs[layer].flatten(0, -2)
+        assert values.mean(0).abs().max() < 1e-3
+        torch.testing.assert_close(values.std(0), torch.full(values.shape[1:], spread))
 
 
 def test_dense_places_stay_dense_where_the_model_predicts_it():
