@@ -197,3 +197,10 @@ def test_autocast_of_the_caller_changes_no_point():
     expected = upsample(points, 3.0, model=model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert np.array_equal(upsample(points, 3.0, model=model), expected)
+
+
+def test_a_model_in_training_is_used_as_in_evaluation_and_stays_in_training():
+    model = small_model(0.1, dropout=0.5)
+    expected = upsample(sheet(100), 2.0, model=model)
+    assert np.array_equal(upsample(sheet(100), 2.0, model=model.train()), expected)
+    assert model.training
