@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pointup.evaluation.report import aligned
 from pointup.io.cloud import CLASSIFICATION, attribute, is_synthetic
 from pointup.io.files import iter_points
 from pointup.io.length_unit import UNKNOWN, units_of_readable
+from pointup.io.virtual_clouds import files_of
 from pointup.terminal import printable
 from pointup.upsampling.attributes import UNCERTAINTY
 from pointup.upsampling.new_points import UncertaintyByClass
@@ -18,10 +20,11 @@ from pointup.visualization.viewer.scenes import CLASS_NAMES
 
 
 def inspect_file(path: Path) -> dict[str, Any]:
-    """The content of `pointup inspect --json` of a file of points. Raises the errors of
-    `iter_points`."""
+    """The content of `pointup inspect --json` of a file of points, or of those that a virtual point
+    cloud lists. Raises the errors of `files_of` and `iter_points`."""
     num_points, num_new, uncertain = 0, 0, UncertaintyByClass()
-    for cloud in iter_points(path):
+    files = files_of(path)
+    for cloud in chain.from_iterable(map(iter_points, files)):
         is_new = is_synthetic(cloud)
         num_points, num_new = num_points + len(cloud), num_new + int(is_new.sum())
         if (uncertainty := attribute(cloud, UNCERTAINTY)) is not None:
@@ -34,7 +37,7 @@ def inspect_file(path: Path) -> dict[str, Any]:
         "file": str(path),
         "num_points": num_points,
         "num_new": num_new,
-        "unit": units_of_readable([path]).get(path, UNKNOWN).name,
+        "unit": units_of_readable(files).get(files[0], UNKNOWN).name,
         "uncertainty": {of: found._asdict() for of, found in uncertain.found().items()},
     }
 

@@ -18,8 +18,9 @@ class Inspect:
     """Print statistics of a pair dataset, and its bad samples; or the uncertainty of the new points
     of a file, by class."""
 
-    dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
-    """Directory made by `pointup prepare`, name of a dataset on the Hub, or a file of points."""
+    dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR|FILE")]
+    """Directory made by `pointup prepare`, name of a dataset on the Hub, file of points, or
+    virtual point cloud (.vpc)."""
     picture: Picture = None
     """Write a picture: histograms of sizes, and up to four pairs, source beside target."""
     view: View = None

@@ -67,6 +67,11 @@ class Progress:
         """Whether nothing is left to do, also no evaluation that a stop request prevented."""
         return self.finished and not self.evaluation_due
 
+    @property
+    def keeps_initial(self) -> bool:
+        """Whether no model of the run is better than the initial one by more than noise."""
+        return self.initial is not None and not (self.kept and self.kept["step"])
+
     def budget(self, settled: int) -> int:
         """The token budget in use: `settled`, or the lowered budget if `settled` was lowered."""
         if self.lowered_budget is not None and self.budget_at_start == settled:

@@ -164,6 +164,13 @@ def test_new_points_of_a_file_are_told_by_class_with_their_uncertainty(tmp_path,
     assert text.splitlines()[-1].startswith("class 31, other ")
     assert main(["inspect", str(path), "--deep"]) == 1
     assert "--deep need a dataset" in capsys.readouterr().err
+    (tmp_path / "same.npz").write_bytes(path.read_bytes())
+    items = [{"assets": {"data": {"href": name}}} for name in ("dense.npz", "same.npz")]
+    (tmp_path / "both.vpc").write_text(json.dumps({"features": items}))
+    assert main(["inspect", str(tmp_path / "both.vpc"), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert (listed["num_points"], listed["num_new"]) == (1800, 2 * is_new.sum())
+    assert listed["uncertainty"]["2"]["num_points"] == 2 * found["uncertainty"]["2"]["num_points"]
     np.savez(path, positions=rng.random((9, 3)), uncertainty=[-1, np.nan, 1e40] * 3,
              synthetic=np.ones(9))  # fmt: skip
     assert main(["inspect", str(path)]) == 0

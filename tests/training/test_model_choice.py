@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import numpy as np
+import pytest
 import torch
 from conftest import metrics_of
 from runs import SMALL, options, training
 
+from pointup.model.calibration import Calibration
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
 from pointup.training.model_choice import (
@@ -100,7 +102,8 @@ def test_a_run_that_only_makes_its_initial_model_worse_ends_with_that_model(
     pair_directory, tmp_path, accelerator
 ):
     torch.manual_seed(0)
-    initial = Upsampler(**asdict(SMALL))
+    initial = Upsampler(**asdict(replace(SMALL, predict_error=True)))
+    initial.calibration = Calibration((0.0, 1.0), (0.5, 2.0))
     initial.save_pretrained(tmp_path / "initial")
     config = options(
         pair_directory, tmp_path / "run", steps=2, eval_every=1, save_every=1, warmup_steps=0,
@@ -109,8 +112,10 @@ def test_a_run_that_only_makes_its_initial_model_worse_ends_with_that_model(
     # Also when it is stopped before the end.
     training.train(config, accelerator, stop_after=1)
     training.train(replace(config, patience=5), accelerator)
-    kept = Upsampler.from_pretrained(tmp_path / "run" / "model").state_dict()
-    assert all(torch.equal(kept[name], value) for name, value in initial.state_dict().items())
+    kept = Upsampler.from_pretrained(tmp_path / "run" / "model")
+    state = kept.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in initial.state_dict().items())
+    assert kept.calibration.within(np.arange(3.0)) == pytest.approx(np.exp([0.5, 2.0, 2.0]))
     lines = [line for line in metrics_of(tmp_path / "run") if "validation" in line]
     assert [(line["step"], line["is_kept"]) for line in lines] == [
         (0, True),
