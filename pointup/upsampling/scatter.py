@@ -15,7 +15,7 @@ MUCH_SCATTER = 0.2
 _NUM_NEIGHBORS = 20
 _NUM_SPACING = 6
 _NUM_AROUND = 16
-_MOST_BLOCKS = 8
+_MOST_BLOCKS, _MOST_POINTS = 8, 16_000
 _SMOOTHEST = 0.1
 # What is measured on a sphere, as a share of the standard deviation of its noise: 0.40 to 0.46 for
 # noise of 0.05 to 0.4 spacings.
@@ -27,12 +27,14 @@ def scatter(store: Store) -> float:
 
     It is estimated at the smoothest tenth of the places, so that edges and thin parts of a shape do
     not count: noise is everywhere. A place is a point with its nearest points; what counts is their
-    median distance, each to a quadric fitted to the other points around it. Up to eight blocks,
-    spread over the cloud, stand for all. 0 for fewer than 21 points, which are too few to fit.
+    median distance, each to a quadric fitted to the other points around it. Up to eight blocks
+    with 16,000 points, spread over the cloud, stand for all. 0 for fewer than 21 points, which are
+    too few to fit.
     """
     if len(store) <= _NUM_NEIGHBORS:
         return 0.0
-    number = min(_MOST_BLOCKS, store.num_blocks)
+    most = max(1, _MOST_POINTS * store.num_blocks // len(store))
+    number = min(_MOST_BLOCKS, most, store.num_blocks)
     blocks = np.linspace(0, store.num_blocks - 1, number).astype(np.int64).tolist()
     of_places = np.concatenate([_off_surface(store, block) for block in blocks])
     return float(np.quantile(of_places, _SMOOTHEST)) / _SHARE
