@@ -52,7 +52,7 @@ def test_boxes_that_touch_have_different_colors():
         assert (colors[neighbors] != colors[box]).all()
 
 
-@pytest.mark.parametrize("originals", [True, False])
+@pytest.mark.parametrize("originals", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_blocks_are_relaxed_like_the_whole_cloud(make_store, originals, monkeypatch):
     monkeypatch.setitem(RANGES, "reach", (0.01, 100.0))
     store = make_store(sheet(2000, side=16.0), block_size=300)

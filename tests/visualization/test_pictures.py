@@ -139,7 +139,7 @@ def test_any_cloud_can_be_drawn_before_and_after(name, vertical, small_panels):
         assert picture.dtype == np.uint8 and picture.shape[1:] == (2 * 240 + 3 * 16, 3)
 
 
-@pytest.mark.parametrize("vertical", [False, True])
+@pytest.mark.parametrize("vertical", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_pictures_are_deterministic(vertical, small_panels):
     clouds = sphere(300, 1), sphere(900, 2), sphere(900, 3)
     first, second = (evaluation_picture(*clouds, vertical=vertical) for _ in range(2))
