@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-LARGEST_IN_FP16 = 1e3
-"""Bound of described positions in float16, which ends at 65,504. Of two points much closer to each
-other than to all others, products of positions in units of their spacing exceed it."""
+LARGEST, LARGEST_IN_FP16 = 1e9, 1e3
+"""Bounds of described positions. Of two points much closer to each other than to all others,
+products of positions in units of their spacing are larger: with them the variance of features
+overflows in float32, the features themselves in float16, which ends at 65,504."""
 
 
 def described_in(dtype: torch.dtype, described: Tensor) -> Tensor:
-    """Described positions in the dtype of features; in float16 within `LARGEST_IN_FP16`."""
-    if dtype == torch.float16:
-        described = described.clamp(-LARGEST_IN_FP16, LARGEST_IN_FP16)
-    return described.to(dtype)
+    """Described positions in the dtype of features, within its bound."""
+    most = LARGEST_IN_FP16 if dtype == torch.float16 else LARGEST
+    return described.clamp(-most, most).to(dtype)
 
 
 class _Encode(torch.autograd.Function):

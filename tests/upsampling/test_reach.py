@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from sheets import CPU, UTM, sheet, small_model, upsample_in_blocks
@@ -73,6 +73,10 @@ def farthest_in_reach(points: np.ndarray, new: np.ndarray, config: ModelConfig) 
     reach=st.sampled_from([0.5, 1.5, MAX_REACH]),
     extrapolation=st.booleans(),
 )
+# Of points much closer to one than to all others the features overflowed.
+@example(
+    size=32, away=3.0, ratio=9.0, strength=5.0, originals=True, seed=0, reach=0.5, extrapolation=True
+)  # fmt: skip
 def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
     size, away, ratio, strength, originals, seed, reach, extrapolation
 ):
