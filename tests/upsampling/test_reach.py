@@ -75,7 +75,8 @@ def farthest_in_reach(points: np.ndarray, new: np.ndarray, config: ModelConfig) 
 )
 # Of points much closer to one than to all others the features overflowed.
 @example(
-    size=32, away=3.0, ratio=9.0, strength=5.0, originals=True, seed=0, reach=0.5, extrapolation=True
+    size=32, away=3.0, ratio=9.0, strength=5.0, originals=True, seed=0, reach=0.5,
+    extrapolation=True,
 )  # fmt: skip
 def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
     size, away, ratio, strength, originals, seed, reach, extrapolation
