@@ -33,9 +33,10 @@ sys.dont_write_bytecode = False
 # A shell starts background jobs with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline, because tests are slow on a busy machine. Half of the usual 100 examples: each run of
-# the suite draws others.
-settings.register_profile("pointup", deadline=None, max_examples=50)
+# No deadline, because tests are slow on a busy machine. The same examples in each run, so that a
+# change fails by its own faults; `pytest --hypothesis-profile random` draws others.
+settings.register_profile("random", deadline=None, max_examples=50)
+settings.register_profile("pointup", settings.get_profile("random"), derandomize=True)
 settings.load_profile("pointup")
 
 SECONDS_TO_OUTCOME: list[tuple[str, float]] = []
