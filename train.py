@@ -162,7 +162,7 @@ def train_model(
 
         if is_stopped or (progress.finished and not config.quick):
             monitor.print(schedule.end_of_run(progress, is_stopped))
-            # An initial model has its calibration: what is kept of it stays as it was given.
+            # The initial model has its calibration already.
             if not (is_stopped or progress.keeps_initial) and accelerator.is_main_process:
                 device, enter_phase = accelerator.device, watchdog.enter_phase
                 monitor.print(calibrate_kept_model(data, config, device, enter_phase))
