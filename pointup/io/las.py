@@ -22,7 +22,7 @@ from laspy.vlrs.vlr import VLR
 from pointup.disk import os_errors
 from pointup.errors import FileError, NoPointsError
 from pointup.io.bounds import Bounds
-from pointup.io.cloud import PointCloud, check_positions, warn_once
+from pointup.io.cloud import LARGEST_COORDINATE, PointCloud, check_positions, warn_once
 
 COORDINATES = ("X", "Y", "Z")
 COPC, LASZIP, EXTRA_BYTES = "copc", "laszip encoded", (b"LASF_Spec", 4)
@@ -225,12 +225,22 @@ def _check_header(path: Path, header: laspy.LasHeader) -> None:
         raise NoPointsError(f"{path}: no points in it; leave it out")
     if not (np.isfinite(header.scales).all() and np.isfinite(header.offsets).all()):
         raise damaged(path, "its header has a scale or offset that is not finite")
-    if not header.scales.all():
-        axis = "xyz"[int(np.argmin(np.abs(header.scales)))]
-        raise FileError(
-            f"{path}: its header has a scale of 0 in {axis}, so that no {axis} is known; export it "
-            "again, with a scale such as 0.001"
-        )
+    for axis, scale in zip("xyz", header.scales.tolist(), strict=True):
+        if not 0 < abs(scale) < LARGEST_COORDINATE:
+            raise FileError(
+                f"{path}: its header has a scale of {scale:g} in {axis}, so that no {axis} is "
+                "known; export it again, with a scale such as 0.001"
+            )
+    for dimension in header.point_format.extra_dimensions:
+        if not dimension.is_scaled:
+            continue
+        scale, offset = dimension.scales, dimension.offsets
+        if not (np.isfinite([scale, offset]).all() and scale.all()):
+            raise FileError(
+                f"{path}: its dimension {dimension.name!r} has a scale of {scale[0]:g} and "
+                f"an offset of {offset[0]:g}, so that its values are not known; export it again, "
+                "with its scale or without it"
+            )
 
 
 @contextmanager

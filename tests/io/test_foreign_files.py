@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import struct
 from pathlib import Path
 
@@ -137,10 +138,22 @@ def patched(path: Path, offset: int, format: str, *values: float) -> Path:
     return path
 
 
+@pytest.mark.parametrize("scale", [0.0, 7e132])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_a_scale_of_0_is_refused(axis, tmp_path):
-    path = patched(write_las(tmp_path / "a.las"), 131 + 8 * axis, "<d", 0.0)
-    with pytest.raises(FileError, match=rf"a\.las: its header has a scale of 0 in {'xyz'[axis]},"):
+def test_a_scale_that_nothing_can_have_is_refused(axis, scale, tmp_path):
+    path = patched(write_las(tmp_path / "a.las"), 131 + 8 * axis, "<d", scale)
+    said = re.escape(f"a.las: its header has a scale of {scale:g} in {'xyz'[axis]},")
+    with pytest.raises(FileError, match=said):
+        read_points(path)
+
+
+@pytest.mark.parametrize("scaling", [(0.0, 0.0), (np.nan, 0.0), (1.0, np.inf)])
+def test_a_dimension_whose_values_no_scale_gives_is_refused(scaling, tmp_path):
+    survey_files.write_scaled(tmp_path / "a.las", "int16", 0.5, np.arange(50))
+    at = (tmp_path / "a.las").read_bytes().index(struct.pack("<d", 0.5))
+    patched(tmp_path / "a.las", at, "<d", scaling[0])
+    path = patched(tmp_path / "a.las", at + 24, "<d", scaling[1])
+    with pytest.raises(FileError, match=r"a\.las: its dimension 'value' has a scale of .* export"):
         read_points(path)
 
 
