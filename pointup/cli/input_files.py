@@ -21,9 +21,8 @@ Inputs = Annotated[
 ]
 
 _MAX_NAMED = 5
-_READ = frozenset(
-    {"inputs", "source", "target", "reference", "prediction", "second", "thin", "passes", "runs"}
-)
+_SIDES = ("source", "target", "reference", "prediction", "predictions", "second", "truth")
+_READ = frozenset({"inputs", *_SIDES, "thin", "passes", "runs", "meshes"})
 
 
 def check_inputs(command: object) -> None:

@@ -21,6 +21,7 @@ from pointup.errors import ConfigError
 from pointup.training.distributed import accelerator
 from pointup.training.distributed.accelerator import (
     LaunchRequest,
+    check_accumulation,
     check_tasks,
     joined_group,
     launch_arguments,
@@ -60,7 +61,7 @@ def test_processes_and_device_are_read_from_the_launchers_command_line(tmp_path)
 
     def request(*command: str) -> tuple[int, bool] | None:
         arguments = launch_arguments(["/usr/bin/python3", *command])
-        return None if arguments is None else read_request(arguments, tmp_path)
+        return None if arguments is None else read_request(arguments, tmp_path)[:2]
 
     assert request("/bin/accelerate", "launch", "--cpu", "train.py") == (1, True)
     three = ("--num_processes", "3", "train.py", "--num_processes", "5")
@@ -83,8 +84,21 @@ def test_the_file_of_accelerate_config_is_read_if_none_is_named(default, monkeyp
         "accelerate.commands.config.config_args.default_config_file", str(CONFIGS / "cpu.yaml")
     )
     num_processes = 2 if default == "cpu2" else 8
-    assert read_request(["train.py"], Path()) == (num_processes, default == "cpu2")
-    assert read_request(["--cpu", "train.py"], Path()) == (1, True)
+    assert read_request(["train.py"], Path()) == (num_processes, default == "cpu2", 1)
+    assert read_request(["--cpu", "train.py"], Path()) == (1, True, 1)
+
+
+def test_accumulation_that_the_launcher_takes_without_a_word_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", raising=False)
+    command = "python accelerate launch --cpu --gradient_accumulation_steps {} train.py"
+    for steps in ("1", "4"):
+        words = command.format(steps).split()
+        parent = mock.Mock(cmdline=lambda words=words: words, cwd=lambda: str(tmp_path))
+        monkeypatch.setattr("psutil.Process.parents", lambda process, parent=parent: [parent])
+        if steps == "1":
+            check_accumulation()
+    with pytest.raises(ConfigError, match=r"accumulation_steps is 4; .* --accumulation-steps 4"):
+        check_accumulation()
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(1), psutil.NoSuchProcess(1)], ids=repr)

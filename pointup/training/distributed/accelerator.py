@@ -171,7 +171,11 @@ def check_trackers(names: Sequence[str]) -> None:
 
 def check_accumulation() -> None:
     """Raise ConfigError if the launcher sets accumulation steps, by which Accelerate divides."""
-    steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    # The launcher passes the option on to DeepSpeed only; from others it takes it without a word.
+    request = launch_request()
+    steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS") or str(
+        request.accumulation_steps if request else 1
+    )
     if steps != "1":
         raise ConfigError(
             f"the launcher's gradient_accumulation_steps is {steps}; leave it out, and give "
@@ -312,10 +316,11 @@ def release_cached_memory() -> None:
 
 
 class LaunchRequest(NamedTuple):
-    """The processes and the device that an `accelerate launch` command requests."""
+    """What an `accelerate launch` command requests: processes, device, accumulation."""
 
     num_processes: int
     use_cpu: bool
+    accumulation_steps: int = 1
 
 
 def is_cpu_requested() -> bool | None:
@@ -366,4 +371,5 @@ def read_request(arguments: list[str], folder: Path) -> LaunchRequest:
         use_cpu = use_cpu or config.use_cpu
         if num_processes is None:
             num_processes = config.num_processes
-    return LaunchRequest(int(num_processes or 1), bool(use_cpu))
+    steps = options.gradient_accumulation_steps or 1
+    return LaunchRequest(int(num_processes or 1), bool(use_cpu), int(steps))
