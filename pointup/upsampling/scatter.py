@@ -20,6 +20,7 @@ _SMOOTHEST = 0.1
 # What is measured on a sphere, as a share of the standard deviation of its noise: 0.40 to 0.46 for
 # noise of 0.05 to 0.4 spacings.
 _SHARE = 0.4
+_NOTHING = float(np.finfo(float).tiny)  # Stands for the distance 0.
 
 
 def scatter(store: Store) -> float:
@@ -48,11 +49,12 @@ def _off_surface(store: Store, block: int) -> np.ndarray:
     _, around = region.neighbors_of(own, _NUM_AROUND)
     places, index = np.unique(around, return_inverse=True)
     distance, near = region.neighbors_of(places, _NUM_NEIGHBORS + 1)
-    # Points closer than the step of the grid are at a distance of 0.
-    distance = np.maximum(distance[:, 1:], np.finfo(float).tiny)
+    distance = np.maximum(distance[:, 1:], _NOTHING)
     near = region.rows["position"][near]
     spacing, reach = distance[:, :_NUM_SPACING].mean(axis=1), distance[:, -1]
     frame, _ = principal_axes(near[:, 1:], distance)
     height, _ = surface_height((near[:, 1:] - near[:, :1]) @ frame, 1.05 * reach)
-    of_points: np.ndarray = np.abs(height) / spacing
-    return np.median(of_points[index.reshape(around.shape)], axis=1)
+    # Of points closer than the step of the grid nothing is known.
+    of_points = np.abs(height) * (distance[:, _NUM_SPACING - 1] > _NOTHING) / spacing
+    of_places: np.ndarray = np.median(of_points[index.reshape(around.shape)], axis=1)
+    return of_places

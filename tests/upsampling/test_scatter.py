@@ -75,3 +75,11 @@ def test_a_note_names_denoise_where_a_shape_is_noisy(noise, options, has_note, t
     notes = [line for line in capfd.readouterr().err.splitlines() if "--denoise" in line]
     assert len(notes) == has_note
     assert all(line.startswith("note: the points look noisy, by about 0.2") for line in notes)
+
+
+def test_points_closer_than_the_step_of_the_grid_do_not_scatter(make_store):
+    """Such as coordinates that were read at a wrong place of a file."""
+    clumps = np.repeat(1.5e-5 * np.eye(3), 12, axis=0)
+    clumps += 1e-12 * np.random.default_rng(0).random(clumps.shape)
+    for far in (sphere(10), 770 * sphere(10)):
+        assert scatter(make_store(np.append(far, clumps, axis=0))) == 0
