@@ -23,6 +23,7 @@ from pointup.io.cloud import (
 
 POSITION_KEYS = ("positions", "pos", "points", "xyz")
 NPY_HEADER_SIZE = 128
+_MOST_COLUMNS = 100  # Of three points; more are the points themselves.
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np
         raise FileError(
             f"{what}: expected an array of numbers (N, 3) or wider, not {array.dtype} {array.shape}"
         )
+    if len(array) == 3 and array.shape[1] > _MOST_COLUMNS:
+        raise FileError(f"{what}: is an array {array.shape}; transpose it, a point in each row")
     positions = as_positions(array[:, :3].T)
     columns = range(3, array.shape[1])
     return positions, {f"column_{i + 1}": np.ascontiguousarray(array[:, i]) for i in columns}

@@ -6,6 +6,7 @@ of point files: column names in a comment, # and // as comment marks, decimal co
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
@@ -78,9 +79,12 @@ def _counts(values: np.ndarray) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a text file, without its byte order mark."""
+    """Read a text file, without its byte order mark; UTF-16, of Windows, becomes UTF-8."""
     with os_errors(path, "read"):
-        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        text = path.read_bytes()
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return text.decode("utf-16", errors="replace").encode()
+    return text.removeprefix(codecs.BOM_UTF8)
 
 
 def read_columns(path: Path, text: bytes, start: int, header: TextHeader) -> dict[str, np.ndarray]:

@@ -185,6 +185,14 @@ def test_common_variants_of_text_tables_are_read(tmp_path, case):
         assert np.array_equal(cloud.attributes[name], values, equal_nan=True)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_text_of_windows_is_read_whatever_its_encoding(encoding, tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,z,Höhe\n1,2,3,7\n", encoding=encoding)
+    cloud = read_points(tmp_path / "a.csv")
+    assert cloud.positions.tolist() == [[1, 2, 3]]
+    assert cloud.attributes["Höhe"].tolist() == [7]
+
+
 def test_a_column_may_begin_with_integers_and_end_with_floats(tmp_path):
     rows = [f"{i} 0 0 {2**60 + i}" for i in range(60_000)]
     (tmp_path / "a.xyz").write_text("\n".join([*rows, "0.5 0 0 1"]))

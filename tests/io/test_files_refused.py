@@ -87,6 +87,7 @@ BAD_BYTES = {
     "no.npy": (b"nothing", "not a whole NumPy file"),
     "cut.npy": (npy(np.zeros((9, 3)))[:-1], "not a whole NumPy file"),
     "narrow.npy": (npy(np.zeros((9, 2))), r"\(N, 3\) or wider, not float64 \(9, 2\)"),
+    "turned.npy": (npy(np.zeros((3, 300))), r"an array \(3, 300\); transpose it"),
     "flat.npy": (npy(np.zeros(9)), r"not float64 \(9,\)"),
     "no_points.npy": (npy(np.zeros((0, 3))), "no points in it"),
     "nan.npy": (npy(np.full((2, 3), np.nan)), "2 of 2 have NaN"),
