@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pointup.disk import write_text
-from pointup.evaluation.cloud_metrics import Metric
+
+if TYPE_CHECKING:  # It imports PyTorch Geometric, which `pointup inspect FILE` does not need.
+    from pointup.evaluation.cloud_metrics import Metric
 
 WIDTH = 98
 DIGITS = 4
