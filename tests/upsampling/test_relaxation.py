@@ -17,6 +17,7 @@ from pointup.upsampling.single_pass.relaxation import (
     onto_surface,
     relax,
     relax_on_device,
+    towards_measured,
     within_borders,
 )
 
@@ -395,3 +396,73 @@ def test_blocks_relaxed_together_are_as_those_relaxed_alone(options):
     for relaxed, (free, fixed, num_wanted) in zip(together, blocks, strict=True):
         alone = relax(free, fixed, *options, num_wanted)  # type: ignore[arg-type]
         np.testing.assert_allclose(relaxed, alone, rtol=0, atol=1e-9)
+
+
+def ridge(num_points: int, seed: int = 0) -> np.ndarray:
+    """Random points of two planes at right angles that meet in a ridge, the x axis."""
+    rng = np.random.default_rng(seed)
+    across, side = rng.random(num_points), rng.integers(2, size=num_points)
+    points = np.column_stack([rng.random(num_points), across, -across])
+    points[side == 0, 1] *= -1
+    return points * np.sqrt([1.0, 0.5, 0.5])
+
+
+def off_ridge(points: np.ndarray) -> np.ndarray:
+    return np.asarray(np.abs(points[:, 2] + np.abs(points[:, 1])) / np.sqrt(2))
+
+
+def test_points_of_a_rounded_ridge_move_back_to_it_however_it_lies():
+    measured, new = ridge(1000), ridge(4000, 1)
+    rounded = new.copy()
+    rounded[:, 2] = -np.hypot(new[:, 1], 0.06)
+    moved = towards_measured(rounded, NOTHING, measured, 0.0)
+    near = (np.abs(new[:, 1]) < 0.05) & (np.abs(new[:, 0] - 0.5) < 0.4)
+    assert off_ridge(moved[near]).mean() < 0.5 * off_ridge(rounded[near]).mean()
+    turn = rotation(1)
+    turned = [3.0 * points @ turn.T + 5.0 for points in (rounded, measured)]
+    again = towards_measured(turned[0], NOTHING, turned[1], 0.0)
+    np.testing.assert_allclose((again - 5.0) @ turn / 3.0, moved, rtol=0, atol=1e-9)
+
+
+def test_points_of_a_plane_do_not_follow_the_noise_of_measured_points():
+    rng = np.random.default_rng(0)
+    measured, new = relax(plane(1000), NOTHING), relax(plane(4000, 1), NOTHING)
+    spacing = np.median(cKDTree(measured).query(measured, k=7)[0][:, 1:].mean(axis=1))
+    measured += 0.3 * spacing * rng.standard_normal(measured.shape)
+    follow, stay = (towards_measured(new, NOTHING, measured, noise) for noise in (0.0, 0.3))
+    inside = np.abs(new[:, :2] - 0.5).max(axis=1) < 0.4
+    follow, stay = (np.abs(points[inside, 2]) for points in (follow, stay))
+    assert np.mean(stay) < 0.25 * np.mean(follow)
+
+
+def test_a_tip_that_is_too_short_reaches_to_its_measured_point_but_for_the_noise():
+    """A cone of which the new points stop short of the apex, at which a point is measured."""
+    rng = np.random.default_rng(0)
+
+    def cone(num_points: int, shortest: float) -> np.ndarray:
+        height = np.sqrt(rng.uniform(shortest**2, 1.0, num_points))
+        angle = rng.uniform(0, 2 * np.pi, num_points)
+        return np.column_stack(
+            [0.2 * height * np.cos(angle), 0.2 * height * np.sin(angle), -height]
+        )
+
+    measured = np.concatenate([np.zeros((1, 3)), cone(1000, 0.15)])
+    new = cone(4000, 0.15)
+    spacing = np.median(cKDTree(measured).query(measured, k=7)[0][:, 1:].mean(axis=1))
+    tips = [
+        towards_measured(new, NOTHING, measured, noise / spacing)[:, 2].max()
+        for noise in (0.0, 0.02, 0.04, 0.2)
+    ]
+    assert tips[0] == pytest.approx(0.0, abs=0.02)
+    assert tips[0] > tips[1] > tips[2] > tips[3] == pytest.approx(new[:, 2].max(), abs=1e-3)
+    # Points of another block that are nearer to the apex move instead.
+    others = np.array([[0.0, 0.0, -0.05]])
+    assert towards_measured(new, others, measured, 0.0)[:, 2].max() < -0.1
+
+
+def test_denoising_keeps_the_tip_of_a_cone():
+    rng = np.random.default_rng(0)
+    height, angle = np.sqrt(rng.random(1500)), rng.uniform(0, 2 * np.pi, 1500)
+    sides = 0.3 * height * np.array([np.cos(angle), np.sin(angle)])
+    cone = np.concatenate([np.column_stack([*sides, -height]), np.zeros((1, 3))])
+    assert upsample(cone, 4, denoise=True)[:, 2].max() == pytest.approx(0.0, abs=0.002)

@@ -355,6 +355,52 @@ def _to_hull(around: np.ndarray) -> np.ndarray:
     return step
 
 
+# Numbers of measured points around a new one, and of new points around a measured one and a tip.
+_NUM_MEASURED, _NUM_NEW, _NUM_AT_TIP = 8, 4, 24
+# Distances that may be noise: of a mean, in standard errors, of one point, in deviations.
+_BY_CHANCE, _OF_ONE = 1.2, 1.5
+
+
+def towards_measured(
+    points: np.ndarray, others: np.ndarray, measured: np.ndarray, noise: float
+) -> np.ndarray:
+    """Positions (M, 3) of new points (M, 3), moved to where smoothing has removed ridges and tips.
+
+    There the `measured` (F, 3) lie off all new points, these and the `others` (G, 3), farther than
+    by their `noise`, a standard deviation in spacings. A point moves by what those around it lie
+    off on average, less the share of noise (Tukey's twicing, shrunk as by James and Stein). At a
+    tip it moves outwards to a single measured point beyond it, but for the noise of this.
+    """
+    new = np.concatenate([points, others])
+    if len(measured) <= _NUM_MEASURED or len(new) < _NUM_AT_TIP:
+        return points
+    tree = cKDTree(measured)
+    distance, index = (np.asarray(found) for found in cKDTree(new).query(measured, k=_NUM_NEW))
+    weight = 1.0 / np.maximum(distance, 1e-100)[..., None]
+    off = measured - (new[index] * weight).sum(axis=1) / weight.sum(axis=1)
+    distance = np.asarray(tree.query(measured, k=_NUM_SPACING + 1)[0])
+    noise *= float(np.median(distance[:, 1:].mean(axis=1)))
+    distance, index = (np.asarray(found) for found in tree.query(points, k=_NUM_MEASURED))
+    weight = np.square(1.0 - np.square(distance / (1.05 * distance[:, -1:])))
+    weight /= weight.sum(axis=1, keepdims=True)
+    step = np.einsum("qk,qki->qi", weight, off[index])
+    error = _BY_CHANCE * noise * np.sqrt(np.square(weight).sum(axis=1))
+    length = np.maximum(np.linalg.norm(step, axis=1), np.finfo(float).tiny)
+    new[: len(points)] += (1.0 - np.square(error / length)).clip(min=0.0)[:, None] * step
+    tree = cKDTree(new)
+    nearest = np.asarray(tree.query(measured)[1])
+    rows = np.flatnonzero(nearest < len(points))
+    tip, beyond = nearest[rows], measured[rows] - new[nearest[rows]]
+    distance, index = (np.asarray(found) for found in tree.query(new[tip], k=_NUM_AT_TIP))
+    outward = _outward(new[tip] - new[index].mean(axis=1), distance[:, -1])
+    share = np.linalg.norm(outward, axis=1).clip(min=1e-9)
+    length = (np.einsum("qi,qi->q", beyond, outward) / share - _OF_ONE * noise).clip(min=0.0)
+    # Of several points beyond one, the farthest counts.
+    order, moved = np.argsort(length, kind="stable"), new[: len(points)].copy()
+    moved[tip[order]] = new[tip[order]] + outward[order] * length[order, None]
+    return moved
+
+
 # Number of the nearest points that a plane is fitted to, among which planes are looked for, and
 # which have to lie on them.
 _NUM_OF_PLANE, _NUM_AROUND, _NUM_ON_FACETS = 8, 32, 8

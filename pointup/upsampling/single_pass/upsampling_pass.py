@@ -37,6 +37,7 @@ from pointup.upsampling.single_pass.relaxation import (
     onto_surface,
     relax,
     relax_on_device,
+    towards_measured,
     within_borders,
 )
 from pointup.upsampling.single_pass.selection import (
@@ -102,7 +103,10 @@ class UpsamplingPass:
         )
         self._second_pass: OversampledCandidates | None = None
         share = model.calibration.scatter if model.calibration and measured is None else 0.0
-        self._noise = share * scatter(store) if share else 0.0
+        # New points replace the measured points of surfaces.
+        self._denoises = self._has_sheets and measured is None and not options.originals
+        self._scatter = scatter(store) if share or self._denoises else 0.0
+        self._noise = share * self._scatter
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
         # On a CPU, small enough for its cache.
@@ -297,6 +301,8 @@ class UpsamplingPass:
             points = onto_surface(selected, free, fixed)
         else:
             points = relax(free, fixed, *self._relaxation, len(selected))
+        if self._denoises and not self._second_pass:
+            points = towards_measured(points, free[len(points) :], sources, self._scatter)
         if self._has_sheets:
             core = region.rows["position"][region.places(block)]
             points = within_borders(points, picked["row"], core, sources)
