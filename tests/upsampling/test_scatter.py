@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
 from pointup.cli import main as cli
-from pointup.upsampling.scatter import MUCH_SCATTER, scatter
+from pointup.upsampling.scatter import MUCH_SCATTER, scatter, scatter_and_share
 
 
 def sphere(num_points: int, noise: float = 0.0, seed: int = 0) -> np.ndarray:
@@ -45,6 +48,15 @@ def test_scatter_is_the_noise_whatever_the_direction_and_the_unit(noise, num_poi
         assert scatter(make_store(same)) == pytest.approx(noise, rel=0.15)
 
 
+def test_the_share_of_the_radius_is_that_of_the_noise_wherever_the_shape_lies(make_store):
+    points = sphere(2000, 0.2)
+    spacing = np.sqrt(4 * np.pi / 2000)
+    for same in (points, 1000 * points - 5000):
+        noise, share = scatter_and_share(make_store(same))
+        assert noise == scatter(make_store(same))
+        assert share == pytest.approx(0.2 * spacing, rel=0.2)
+
+
 def test_noise_on_a_part_of_a_shape_is_no_scatter(make_store):
     """Plants and edges are such a part."""
     points, noisy = sphere(2000), sphere(2000, 0.3)
@@ -65,16 +77,23 @@ def test_too_few_points_have_no_scatter(make_store):
         (0.0, (), False),
         (0.25, (), True),
         (0.25, ("--denoise",), False),
-        (0.25, ("--model", "shapes"), False),
+        (0.25, ("--model", "shapes"), True),
+        (0.25, ("--model", "noisy"), True),
+        (0.25, ("--model", "shapes", "--above-ground"), False),
     ],
 )
-def test_a_note_names_denoise_where_a_shape_is_noisy(noise, options, has_note, tmp_path, capfd):
-    np.savetxt(tmp_path / "in.xyz", sphere(500, noise))
-    paths = str(tmp_path / "in.xyz"), "-o", str(tmp_path / "out.ply")
-    assert cli.main(["upsample", *paths, "--ratio", "1", *options]) == 0
-    notes = [line for line in capfd.readouterr().err.splitlines() if "--denoise" in line]
+def test_a_note_names_denoise_where_a_shape_is_noisy(noise, options, has_note, notes_of):
+    notes = notes_of(noise, *options)
     assert len(notes) == has_note
-    assert all(line.startswith("note: the points look noisy, by about 0.2") for line in notes)
+    for line in notes:
+        found = re.fullmatch(
+            r"note: the points look noisy, by about (.+) spacings, (.+)% of the radius: if they "
+            r"are, --model noisy --denoise is better(; if these are plants, .+)?",
+            line,
+        )
+        assert found and float(found[1]) == pytest.approx(0.25, rel=0.2)
+        assert float(found[2]) == pytest.approx(25 * np.sqrt(4 * np.pi / 500), rel=0.3)
+        assert (found[3] is None) == ("--model" in options)
 
 
 def test_points_closer_than_the_step_of_the_grid_do_not_scatter(make_store):
@@ -83,3 +102,24 @@ def test_points_closer_than_the_step_of_the_grid_do_not_scatter(make_store):
     clumps += 1e-12 * np.random.default_rng(0).random(clumps.shape)
     for far in (sphere(10), 770 * sphere(10)):
         assert scatter(make_store(np.append(far, clumps, axis=0))) == 0
+
+
+@pytest.mark.parametrize(("noise", "has_note"), [(0.0, True), (0.25, False)])
+def test_a_note_names_shapes_where_points_without_noise_are_denoised(noise, has_note, notes_of):
+    notes = notes_of(noise, "--denoise")
+    assert len(notes) == has_note
+    assert all("little noise" in line and "shapes, without --denoise" in line for line in notes)
+
+
+@pytest.fixture
+def notes_of(tmp_path, capfd) -> Callable[..., list[str]]:
+    """Notes on noise in the lines of `pointup upsample` of a sphere with noise, in spacings."""
+
+    def notes(noise: float, *options: str) -> list[str]:
+        np.savetxt(tmp_path / "in.xyz", sphere(500, noise))
+        paths = str(tmp_path / "in.xyz"), "-o", str(tmp_path / "out.ply")
+        assert cli.main(["upsample", *paths, "--ratio", "1", *options]) == 0
+        lines = capfd.readouterr().err.splitlines()
+        return [line for line in lines if line.startswith("note:") and "--denoise" in line]
+
+    return notes

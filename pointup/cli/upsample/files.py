@@ -43,7 +43,7 @@ from pointup.upsampling.ground import GROUND_CLASS
 from pointup.upsampling.new_points import NewPoints, Summary
 from pointup.upsampling.options import LARGEST_RATIO, MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.scatter import MUCH_SCATTER, scatter
+from pointup.upsampling.scatter import LITTLE_SCATTER, MUCH_SCATTER, scatter_and_share
 from pointup.upsampling.single_pass.quotas import UnreachedArea
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
 
@@ -119,7 +119,7 @@ def upsample_survey(
                 check_size(jobs, store, options, model)
             if workers.is_main:
                 grid = check_outputs(jobs, store, options.has_uncertainty(model))
-                for note in notes_on_input(given, found, store, command.model is None):
+                for note in notes_on_input(given, found, store, options, command.model is None):
                     write_line(f"note: {note}")
         new_points = run_passes(
             store,
@@ -305,7 +305,11 @@ _MUCH_VEGETATION = 0.3
 
 
 def notes_on_input(
-    jobs: Sequence[Job], found: SortedFiles, store: Store, suggests_model: bool
+    jobs: Sequence[Job],
+    found: SortedFiles,
+    store: Store,
+    options: UpsampleOptions,
+    suggests_model: bool,
 ) -> list[str]:
     """Notes for a user who may want to stop, because other options give a better result.
 
@@ -318,11 +322,18 @@ def notes_on_input(
     share = found.num_vegetation / max(1, int(store.num_taken.sum()))
     if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
         notes.append(f"{share:.0%} of the points are vegetation: try --model forest")
-    if suggests_model and jobs[0].model == "shapes" and (noise := scatter(store)) >= MUCH_SCATTER:
-        notes.append(
-            f"the points look noisy, by about {noise:.2g} spacings: if they are, --denoise "
-            "replaces them; if these are plants, try --model forest"
-        )
+    if jobs[0].model in ("shapes", "noisy") and not options.above_ground:
+        noise, of_radius = scatter_and_share(store)
+        by = f"by about {noise:.2g} spacings, {of_radius:.1%} of the radius"
+        keeps = jobs[0].model == "shapes" or options.originals
+        if keeps and noise >= MUCH_SCATTER:
+            other = "; if these are plants, try --model forest" if suggests_model else ""
+            serves = "if they are, --model noisy --denoise is better"
+            notes.append(f"the points look noisy, {by}: {serves}{other}")
+        elif not keeps and 0 < noise < LITTLE_SCATTER:
+            notes.append(
+                f"the points have little noise, {by}: shapes, without --denoise, is better"
+            )
     return notes
 
 
