@@ -36,6 +36,9 @@ _MARGIN = 7
 # A point is on the ground if its height above the plane is at most this many standard deviations of
 # the ground points; the limit is clipped to these shares of a cell's side.
 _DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
+# In sides of a cell: height above its plane up to which the lowest return of a cell is a corner of
+# the triangles that points are lifted onto, depth below these where points stay, and largest lift.
+_MOST_ABOVE, _ROUGH, _MOST_LIFT = 0.3, 0.03, 0.4
 
 
 class Ground:
@@ -63,6 +66,17 @@ class Ground:
         for rows, rectangle in self._rectangles(points):
             floor[rows] = rectangle.floor(points[rows])
         return floor
+
+    def lifted(self, points: np.ndarray) -> np.ndarray:
+        """Points (Q, 3), those a little below triangles between ground returns lifted onto these.
+
+        The returns are the lowest of cells, and near the plane there. A point farther below stays
+        where it is: it may be right, and the returns those of plants.
+        """
+        points = points.copy()
+        for rows, rectangle in self._rectangles(points):
+            points[rows, 2] = rectangle.lifted(points[rows])
+        return points
 
     def are_returns(self, points: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) with these `numbers` (Q,) in the store are ground returns."""
@@ -123,6 +137,11 @@ class _Rectangle:
             level = Level(raster, points, is_ground, low_returns, coarser)
             self._levels.insert(0, level)
         self._triangles = Triangles(finest, points, is_ground)
+        is_low = np.zeros(len(points), dtype=bool)
+        low, planes = self._levels[0].from_ground, self._levels[0].planes
+        height = points[low, 2] - finest.height_of(planes, points[low], finest.cells(points[low]))
+        is_low[low[height <= _MOST_ABOVE * side]] = True
+        self._low_triangles = Triangles(finest, points, is_low)
 
     def returns(self) -> np.ndarray:
         """Row numbers (G,) in the store of the ground returns: the lowest of cells."""
@@ -134,6 +153,12 @@ class _Rectangle:
             rows = np.flatnonzero(~known)
             floor[rows], known[rows] = level.floor(points[rows])
         return np.fmax(floor, self._triangles.floor(points))
+
+    def lifted(self, points: np.ndarray) -> np.ndarray:
+        height, least = points[:, 2], self._low_triangles.floor(points) - _ROUGH * self._side
+        return np.where(np.abs(least - height) <= _MOST_LIFT * self._side, least, height).clip(
+            min=height
+        )
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
         finest = self._levels[0]

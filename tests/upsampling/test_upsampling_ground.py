@@ -93,11 +93,12 @@ def test_squares_have_the_ground_of_the_whole(classified, make_store, monkeypatc
         return [*ground.is_on_surface(there), ground.is_below_returns(there), are_returns]
 
     whole = Ground(store)
-    floor, others = whole.floor(there), of(whole)
+    floor, lifted, others = whole.floor(there), whole.lifted(there), of(whole)
     monkeypatch.setattr("pointup.upsampling.ground._SQUARE", 8)
     parts = Ground(store)
     # Sums over cells run in another order.
     assert np.allclose(parts.floor(there), floor, atol=1e-6)
+    assert np.allclose(parts.lifted(there), lifted, atol=1e-6) and (lifted > there).any()
     for of_parts, of_whole in zip(of(parts), others, strict=True):
         assert np.array_equal(of_parts, of_whole)
     assert others[-1].any() and len(list(parts._rectangles(there))) > 10
@@ -205,6 +206,28 @@ def test_no_new_point_lies_below_the_triangles_of_sparse_terrain():
     depth = triangles(new[:, :2]) - new[:, 2]
     # Plants in hollows show that the triangles are too high there.
     assert np.nanquantile(depth, 0.98) < 0.05
+
+
+def test_points_a_little_below_the_ground_returns_are_lifted_onto_them(make_store):
+    """Without classes, on a wave that no plane of 3 x 3 cells follows."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 4000)) * 64
+
+    def wave(x: np.ndarray) -> np.ndarray:
+        return 0.5 * np.sin(x / 2)
+
+    height = wave(x) + np.where(np.arange(4000) < 2000, 0, 2 + 6 * rng.random(4000))
+    store = make_store(PointCloud(np.stack([x, y, height], axis=1)), block_size=256)
+    ground, origin = Ground(store), store.frame.origin
+    x, y = rng.random((2, 500)) * 56 + 4
+    depth = np.repeat([-0.5, 0.3, 3.0], [100, 300, 100])
+    there = np.stack([x, y, wave(x) - depth], axis=1) - origin
+    lifted = ground.lifted(there)
+    assert np.array_equal(lifted[:, :2], there[:, :2])
+    above, below, far_below = np.split(lifted[:, 2] - there[:, 2], [100, 400])
+    assert not above.any() and not far_below.any()
+    assert np.abs(below - 0.3).mean() < 0.1 and (below > 0).mean() > 0.95
+    assert np.allclose(ground.lifted(lifted), lifted)
 
 
 def test_points_below_all_returns_are_counted_where_they_are_written(tmp_path):

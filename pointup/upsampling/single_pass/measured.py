@@ -83,6 +83,9 @@ class Measured:
         Returns `position`; `distance` to the nearest measured point; `slack`, see `Reach.slack`;
         `is_below` (Q,), whether it is lower than all returns around it; and `attributes`.
         """
+        ground = self._ground if self._options.above_ground and len(points) else None
+        if ground:
+            points = self._lifted(points)
         around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
         slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
         points = points.copy()
@@ -94,7 +97,6 @@ class Measured:
             numbers = around.numbers(nearest[moved, 0])
             slack[moved] = self.reach.slack(numbers, gaps[moved, 0])
 
-        ground = self._ground if self._options.above_ground and len(points) else None
         rejected = slack < 0
         if self.max_distance is not None:
             rejected |= gaps[:, 0] > self.max_distance
@@ -103,7 +105,8 @@ class Measured:
             there = points + self._shift
             rejected |= self._is_empty(there, gaps[:, 0], local_spacing)
         if rejected.any():
-            move(np.flatnonzero(rejected), instead[rejected])
+            there = instead[rejected]
+            move(np.flatnonzero(rejected), self._lifted(there) if ground else there)
         too_far = slack < -ROUNDING * gaps[:, 0]
         if too_far.any():
             # Where a denser place begins, a point of a later pass may be too far from its points.
@@ -141,6 +144,12 @@ class Measured:
     def _ground(self) -> Ground:
         """The ground in the coordinates of the measured store."""
         return Ground(self._store)
+
+    def _lifted(self, points: np.ndarray) -> np.ndarray:
+        """`Ground.lifted` of points (Q, 3); the others keep every bit."""
+        there = points + self._shift
+        lifted = self._ground.lifted(there)
+        return np.where(lifted > there, lifted - self._shift, points)
 
     def _is_empty(
         self, points: np.ndarray, distance: np.ndarray, spacing: np.ndarray
