@@ -21,7 +21,7 @@ from pointup.model.upsampler import Upsampler
 from pointup.training.config import DataSource, data_sources, option
 from pointup.training.tracking.tables import AS_WRITTEN, ROW_LABELS
 
-TAGS = ["point-cloud", "upsampling", "lidar"]
+TAGS = ["point-cloud", "upsampling"]
 SHOWN_METRICS = ("chamfer", "hausdorff", "cd", "hd", "p2f", "spacing_cv")
 LIMITS = (
     "New points are estimates, at most `reach` (config.json) local spacings from measured ones. "
@@ -63,7 +63,9 @@ def card_of_run(
         "Limits": _list([*_limits(run), limits]),
     }
     picture = f"![{caption}](validation.png)\n\n*Validation: {caption}.*" if caption else ""
-    return _card(license, repo, picture, sections, **_facts_of_run(run, repo))
+    network = upsampler.own_class().get("network", "")
+    facts = _facts_of_run(run, repo)
+    return _card(license, repo, picture, sections, upsampler.config.has_heights, network, **facts)
 
 
 def card_of_model(directory: Path, repo: str, license: str, limits: str) -> str:
@@ -125,11 +127,21 @@ def _facts_of_run(run: RunRecord, repo: str) -> dict[str, Any]:
     return facts | {"model_name": repo.split("/")[1], "eval_results": results, "metrics": shown}
 
 
-def _card(license: str, repo: str, picture: str, sections: Mapping[str, str], **facts: Any) -> str:
-    use = f"""Upsamples point clouds by any ratio with pointup:
+def _card(
+    license: str,
+    repo: str,
+    picture: str,
+    sections: Mapping[str, str],
+    has_heights: bool = True,
+    network: str = "",
+    **facts: Any,
+) -> str:
+    files = "survey.laz -o dense.laz" if has_heights else "cloud.ply -o dense.ply"
+    needs = f" and the class `{network}`, which Python has to find (PYTHONPATH)" if network else ""
+    use = f"""Upsamples point clouds by any ratio with pointup{needs}:
 
 ```bash
-pointup upsample survey.laz -o dense.laz --model {repo}
+pointup upsample {files} --model {repo}
 ```
 
 ```python
@@ -139,11 +151,12 @@ dense = upsample(points, ratio=4, model="{repo}")  # points: (N, 3)
 ```"""
     parts = [f"# {repo.split('/')[1]}", use, *([picture] if picture else [])]
     parts += [f"## {title}\n\n{text}" for title, text in sections.items()]
-    return _with_metadata(license, "\n\n".join(parts), **facts)
+    tags = [*TAGS, "lidar"] if has_heights else TAGS
+    return _with_metadata(license, "\n\n".join(parts), tags, **facts)
 
 
-def _with_metadata(license: str, text: str, **facts: Any) -> str:
-    data = ModelCardData(license=license, library_name="pointup", tags=TAGS, **facts)
+def _with_metadata(license: str, text: str, tags: Sequence[str] = TAGS, **facts: Any) -> str:
+    data = ModelCardData(license=license, library_name="pointup", tags=list(tags), **facts)
     return f"---\n{data}\n---\n\n{text}\n"
 
 

@@ -80,13 +80,12 @@ class UpsamplePoints(QgsProcessingAlgorithm):
         self.addOutput(QgsProcessingOutputFolder("OUTPUT", "Folder of the upsampled files"))
 
     def processAlgorithm(self, parameters, context, feedback):
-        source = self.parameterAsString(parameters, "INPUT", context)
-        source = source or self.parameterAsString(parameters, "FOLDER", context)
-        if not source:
-            raise QgsProcessingException("Choose a point cloud or a folder of tiles.")
+        named = [self.parameterAsString(parameters, name, context) for name in ("INPUT", "FOLDER")]
+        if len(sources := [name for name in named if name]) != 1:
+            raise QgsProcessingException("Choose a point cloud or a folder of tiles, one of them.")
         output = Path(self.parameterAsString(parameters, "OUTPUT", context))
         output.mkdir(parents=True, exist_ok=True)
-        command = [self.parameterAsString(parameters, "PROGRAM", context), "upsample", source]
+        command = [self.parameterAsString(parameters, "PROGRAM", context), "upsample", *sources]
         command += ["-o", str(output)]
         if model := self.parameterAsString(parameters, "MODEL", context):
             command += ["--model", model]
@@ -96,7 +95,7 @@ class UpsamplePoints(QgsProcessingAlgorithm):
         else:
             command += ["--ratio", str(self.parameterAsDouble(parameters, "RATIO", context))]
         if classes := self.parameterAsString(parameters, "CLASSES", context):
-            command += ["--classes", classes.replace(" ", "")]
+            command += ["--classes", ",".join(classes.replace(",", " ").split())]
         feedback.pushInfo(" ".join(command))
         run(command, feedback)
         # QGIS 3.32 and newer show the list of the files as one layer.

@@ -28,7 +28,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save, save_file
+from safetensors.torch import load_model, save
 from torch import Tensor, nn
 
 from pointup.errors import ModelError
@@ -123,8 +123,9 @@ class StoredModel(PyTorchModelHubMixin):
         return {name: value.cpu().contiguous() for name, value in self.state_dict().items()}
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        path = save_directory / SAFETENSORS_SINGLE_FILE
-        save_file(self.weights_on_host(), path, metadata={"format": "pt"})
+        # `save_file` makes a file that only its owner can read.
+        content = save(self.weights_on_host(), metadata={"format": "pt"})
+        (save_directory / SAFETENSORS_SINGLE_FILE).write_bytes(content)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:

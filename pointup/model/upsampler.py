@@ -111,6 +111,12 @@ class Upsampler(
                 layers += [(widen, 1.0), (narrow, 0.5)]
         return [(layer, spread) for layer, spread in layers if isinstance(layer, nn.Linear)]
 
+    def _check(self, method: str, result: Tensor, shape: tuple[int, ...]) -> None:
+        """Raise ModelError for a result of a method, of another network, that has another shape."""
+        if result.shape != shape:
+            where = f"{type(self).__module__}:{type(self).__qualname__}.{method}"
+            raise ModelError(f"{where} returns a tensor {tuple(result.shape)}, not {shape}")
+
     def forward(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> UpsamplerOutput:
         """Upsample each cloud to `round(ratio * N)` points.
 
@@ -189,6 +195,8 @@ class Upsampler(
                 index = neighbors[rows, :num_slots]
             index = without_bridges(index, rows, pos, geometry.local_spacing)
             piece = self.place_children(pos, rows, index, points, geometry, recompute, drop)
+            size = 4 if config.predict_error else 3
+            self._check("place_children", piece, (*index.shape, size))
             pieces.append(piece.flatten(0, 1))
         candidates, log_error = torch.cat(pieces), None
         own, place = rows_of_slots(slots, padded, ptr, candidates_ptr)
@@ -196,8 +204,11 @@ class Upsampler(
             candidates = candidates.index_select(0, place)
 
         power = self.spacing_power(points).float()
+        self._check("spacing_power", power, (len(pos),))
         log_spacing, shares = spacing_by_power(power, geometry, ptr)
-        logits = torch.stack([shares, self.quota_logits(points, geometry)], dim=1)
+        quota = self.quota_logits(points, geometry)
+        self._check("quota_logits", quota, (len(pos),))
+        logits = torch.stack([shares, quota], dim=1)
         log_shares, log_quotas = segment_log_softmax(logits, ptr).unbind(1)
         log_spacing = log_spacing.detach()[own]
         if config.predict_error:

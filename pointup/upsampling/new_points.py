@@ -33,6 +33,8 @@ class Summary:
     """Number of new points below all measured points around them; 0 without `above_ground`."""
     num_ground: int = 0
     """Number of new points on the ground below crowns."""
+    farthest_ground: float = 0.0
+    """Largest distance of one of these to its nearest measured point."""
     within: float = 0.0
     """99.9th percentile of the distances to the nearest measured point."""
     num_beyond: int = 0
@@ -142,6 +144,7 @@ class NewPoints:
         and within `bounds`. Call it before `of_file`, which deletes block files.
         """
         num_new, num_below, num_ground, num_beyond, num_class_2 = 0, 0, 0, 0, 0
+        farthest_ground = 0.0
         distances = _Distances()
         uncertain = UncertaintyByClass()
         for output in self._passes:
@@ -154,6 +157,8 @@ class NewPoints:
                 num_below += int(is_below[is_written].sum())
                 if output is self._ground:
                     num_ground += int(is_written.sum())
+                    farthest = float(distance[is_written].max(initial=0.0))
+                    farthest_ground = max(farthest_ground, farthest)
                 else:
                     distances.add(distance[is_written])
                     num_beyond += int(output.are_beyond(block)[is_written].sum())
@@ -161,10 +166,17 @@ class NewPoints:
                 num_class_2 += int((classes == GROUND_CLASS).sum())
                 if self.has_uncertainty:
                     uncertain.add(output.uncertainties(block)[is_written], classes)
-        within = distances.within(0.999)
-        farthest = distances.farthest
-        numbers = num_new, farthest, num_below, num_ground, within, num_beyond, num_class_2
-        return Summary(*numbers, uncertain.found())
+        return Summary(
+            num_new,
+            distances.farthest,
+            num_below,
+            num_ground,
+            farthest_ground,
+            distances.within(0.999),
+            num_beyond,
+            num_class_2,
+            uncertain.found(),
+        )
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The new points whose parents are in a file, by pass and block. Can be iterated once only.

@@ -53,7 +53,12 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
     ]
     np.testing.assert_array_equal(*sides)
 
+    # Colleagues can read the weights where they can read the rest.
+    modes = {(folder / name).stat().st_mode for name in names}
+    assert len(modes) == 1
+
     card = ModelCard.load(folder / "README.md")
+    assert "upsample cloud.ply" in card.text and card.data.tags == ["point-cloud", "upsampling"]
     assert card.data.license == "cc-by-4.0" and card.data.library_name == "pointup"
     assert "is 90.0% of that of the midpoint baseline" in card.text
     assert "On average over the pairs, the Chamfer distance is " in card.text

@@ -49,6 +49,11 @@ def script(monkeypatch, capsys) -> dict[str, Any]:
     return runpy.run_path(capsys.readouterr().out.strip())
 
 
+def algorithm_of(script: dict[str, Any]) -> Any:
+    kinds = (kind for kind in script.values() if isinstance(kind, type))
+    return next(kind for kind in kinds if hasattr(kind, "processAlgorithm"))
+
+
 def test_progress_and_messages_reach_qgis_and_a_failure_is_told(script):
     feedback = Feedback()
     script["run"]([sys.executable, "-c", f"{LINES} print('done')"], feedback)
@@ -81,17 +86,29 @@ def test_the_list_of_the_files_is_loaded_or_each_file_where_qgis_cannot_read_it(
             loaded.append(path.name)
         return path.suffix in readable
 
-    algorithm: Any = next(
-        kind
-        for kind in script.values()
-        if isinstance(kind, type) and hasattr(kind, "processAlgorithm")
-    )
+    algorithm = algorithm_of(script)
     monkeypatch.setitem(algorithm.processAlgorithm.__globals__, "run", lambda *_: None)
     monkeypatch.setitem(algorithm.processAlgorithm.__globals__, "load", load)
     given = MagicMock()
-    given.parameterAsString = lambda _, name, __: str(tmp_path)
+    given.parameterAsString = lambda _, name, __: "" if name == "INPUT" else str(tmp_path)
     algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
     assert loaded == (["out.vpc"] if ".vpc" in readable else ["a.laz", "b.laz"] if readable else [])
+
+
+@pytest.mark.parametrize("classes", ["2 5", "2,5", "2, 5"])
+def test_classes_may_be_written_with_commas_and_blanks(classes, script, tmp_path, monkeypatch):
+    commands: list[list[str]] = []
+    algorithm = algorithm_of(script)
+    names = algorithm.processAlgorithm.__globals__
+    monkeypatch.setitem(names, "run", lambda command, _: commands.append(command))
+    values = {"INPUT": "a.laz", "OUTPUT": str(tmp_path), "PROGRAM": "pointup", "CLASSES": classes}
+    given = MagicMock()
+    given.parameterAsString = lambda _, name, __: values.get(name, "")
+    algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
+    assert commands[0][-2:] == ["--classes", "2,5"]
+    values["FOLDER"] = "tiles"
+    with pytest.raises(script["QgsProcessingException"], match="one of them"):
+        algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
 
 
 @pytest.mark.slow

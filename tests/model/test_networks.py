@@ -133,6 +133,19 @@ def test_code_that_came_with_the_weights_is_not_run(name, module, tmp_path, monk
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("predicts_error", [False, True])
+@pytest.mark.parametrize("method", ["place_children", "spacing_power", "quota_logits"])
+def test_a_result_of_another_shape_is_refused_by_the_name_of_its_method(
+    method, predicts_error, module, monkeypatch
+):
+    model = moving_network(module, predict_error=predicts_error)
+    real = getattr(type(model), method)
+    monkeypatch.setattr(type(model), method, lambda *given: real(*given)[:, None])
+    pos, ptr = torch.rand(40, 3), torch.tensor([0, 40])
+    with pytest.raises(ModelError, match=rf"{NAME}\.{method} returns a tensor \(40, 1.*, not \("):
+        model(pos, ptr, 2.0)
+
+
 @pytest.mark.parametrize("name", ["nowhere:Net", "json:loads", "json", "json:absent"])
 def test_a_name_of_no_network_is_refused(name, accelerator):
     with pytest.raises(ModelError, match=f"network {name}: "):

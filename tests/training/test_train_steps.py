@@ -92,15 +92,15 @@ def test_a_non_finite_step_is_skipped_and_its_cloud_named(
 def test_an_unwritable_disk_is_reported_and_training_continues_or_ends_by_choice(
     pair_directory, tmp_path, accelerator, monkeypatch
 ):
-    real = checkpoint.save_file
+    real = Path.write_bytes
 
-    def full(weights: Any, path: Path) -> None:
+    def full(path: Path, content: Any) -> int:
         if "step_4" in str(path):
-            path.write_bytes(b"half")
+            real(path, b"half")
             raise OSError(28, "No space left on device")
-        real(weights, path)
+        return real(path, content)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     changes = {"save_every": 2, "eval_every": 6, "num_pictures": 0}
     training.train(options(pair_directory, tmp_path / "on", **changes), accelerator)
     log = (tmp_path / "on" / "logs" / "rank_0.log").read_text()

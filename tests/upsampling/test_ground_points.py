@@ -4,13 +4,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from sheets import small_model
 
 from pointup.io.cloud import PointCloud
 from pointup.upsampling import upsample
+from pointup.upsampling.attributes import DISTANCE
 from pointup.upsampling.executor import SingleProcess, make_ground_points
 from pointup.upsampling.ground_points import LARGEST_SHARE, interpolated
 from pointup.upsampling.options import UpsampleOptions
+from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import Store
 
 StoreMaker = Callable[..., Store]
@@ -125,6 +128,15 @@ def test_points_on_the_ground_count_for_the_ratio_and_have_its_class_and_their_d
     assert (cloud.attributes["classification"][parent] == 2).all()
     distance = np.linalg.norm(ground.positions[:, None] - cloud.positions, axis=2).min(axis=1)
     assert ground.attributes["distance_to_measured"] == pytest.approx(distance, abs=0.01)
+
+
+def test_the_farthest_point_on_the_ground_is_told(make_store):
+    options, device = UpsampleOptions(ratio=3.0, above_ground=True), torch.device("cpu")
+    new = run_passes(make_store(survey()), small_model(), options, SingleProcess(), device)
+    told = new.summary([0])
+    distance = np.concatenate([each.attributes[DISTANCE] for each in new.of_file()])
+    assert max(told.farthest, told.farthest_ground) == pytest.approx(distance.max())
+    assert told.farthest < told.farthest_ground and (distance > told.farthest).sum() > 10
 
 
 def test_points_on_the_ground_count_for_the_density():

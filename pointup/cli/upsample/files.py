@@ -240,6 +240,7 @@ def _summary_text(summary: Summary, source: Path, reach: float) -> str:
             words += f", class {of} {median:.2g} and {most:.2g}"
     if summary.num_ground:
         words += f", {summary.num_ground:,} others on the ground below crowns"
+        words += f", at most {summary.farthest_ground:.3g}{named}"
     if summary.num_below > _MOST_BELOW * summary.num_new:
         words += f"; {summary.num_below:,} of them lie below all returns around them"
     return words
@@ -338,7 +339,8 @@ def notes_on_input(
 
 
 def _of_synthetic(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> str:
-    others = f" and {len(num_synthetic) - 1:,} other files" if len(num_synthetic) > 1 else ""
+    num_others = len(num_synthetic) - 1
+    others = f" and {num_others:,} other file{'s' * (num_others > 1)}" if num_others else ""
     return (
         f"{jobs[min(num_synthetic)].source}{others}: {sum(num_synthetic.values()):,} points "
         "have the synthetic flag: they are not measured, but upsampled as if they were; remove "

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from pointup.disk import checksum, remove, replace_directory, written_whole
@@ -62,7 +62,7 @@ def save_checkpoint(
         with written_whole(final, is_sole_writer=True, flushed=True) as part:
             part.mkdir()
             weights = {name: value.contiguous() for name, value in model.state_dict().items()}
-            save_file(weights, part / "model.safetensors")
+            (part / "model.safetensors").write_bytes(save(weights))
             torch.save(
                 {
                     "optimizer": optimizer.state_dict(),
