@@ -12,7 +12,14 @@ from typing import Any
 import laspy
 import numpy as np
 import pytest
-from survey_files import is_one_line, left_in, positions, write_random_las, write_two_tiles
+from survey_files import (
+    is_one_line,
+    left_in,
+    positions,
+    write_las,
+    write_random_las,
+    write_two_tiles,
+)
 
 from pointup.cli import main as cli
 from pointup.cli.upsample.files import check_size
@@ -160,12 +167,16 @@ def replace(path: Path) -> None:
     path.with_name("other.las").replace(path)
 
 
+def rescale(path: Path) -> None:
+    write_las(path, np.zeros((9, 3)), scale=1e-9, offset=np.zeros(3))
+
+
 def append(path: Path) -> None:
     with path.open("ab") as stream:
         stream.write(b"more")
 
 
-@pytest.mark.parametrize("change", [replace, append, Path.unlink])
+@pytest.mark.parametrize("change", [replace, rescale, append, Path.unlink])
 def test_an_input_that_changes_while_it_is_upsampled_is_an_error_and_nothing_is_written(
     change, tmp_path, command, monkeypatch
 ):
@@ -178,7 +189,9 @@ def test_an_input_that_changes_while_it_is_upsampled_is_an_error_and_nothing_is_
 
     monkeypatch.setattr("pointup.cli.upsample.files.run_passes", run_passes)
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
-    assert result.status == 1 and is_one_line(result.err) and "in.las: " in result.err
+    assert result.status == 1 and is_one_line(result.err)
+    assert ("in.las: changed while it was upsampled" in result.err) == (change is not Path.unlink)
+    assert "error: " in result.err and "in.las: " in result.err.partition("error: ")[2]
     assert "out.las" not in left_in(tmp_path)
 
 

@@ -406,6 +406,7 @@ def _write(
     progress: ProgressBar,
 ) -> int:
     """Write the points of a file, then the new points. Returns the number of points."""
+    job.check_source()
     with _opened(job, store, new_points.has_uncertainty) as writer:
         if with_originals:
             copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
