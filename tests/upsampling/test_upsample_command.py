@@ -12,7 +12,7 @@ import pytest
 import survey_files
 from scipy.spatial import cKDTree
 from sheets import small_model
-from survey_files import WKT, is_one_line, left_in, positions, write_random_las
+from survey_files import WKT, is_one_line, left_in, positions, write_las, write_random_las
 
 from pointup import upsample
 from pointup.cli import main as cli
@@ -199,6 +199,16 @@ def test_a_ratio_beyond_the_largest_needs_force(tmp_path, command, monkeypatch):
     assert "50 points of 20, about 0.0 MB; lower it, or add --force" in result.err
     assert command(*words, "--force").status == 0
     assert len(read_points(tmp_path / "out.npy")) == 50
+
+
+def test_what_looks_like_degrees_is_upsampled_with_force(tmp_path, command):
+    random = np.random.default_rng(0).random((40, 3))
+    degrees = random * [1e-3, 1e-3, 20] + [11.3, 48.1, 400]
+    write_las(tmp_path / "in.las", degrees, scale=1e-6, offset=np.zeros(3))
+    words = tmp_path / "in.las", "-o", tmp_path / "out.las"
+    assert "with --force" in command(*words).err
+    assert command(*words, "--force").status == 0
+    assert len(laspy.read(tmp_path / "out.las").points) == 160
 
 
 def noisy(path: Path) -> laspy.LasData:

@@ -432,7 +432,7 @@ def _opened(job: Job, store: Store, has_uncertainty: bool = False) -> PointWrite
         both = np.concatenate([like.positions, *store.bounds_in_file()])
         like.positions = np.stack([both.min(axis=0), both.max(axis=0)])
     unit = units_of_readable([job.source]).get(job.source, UNKNOWN)
-    added = added_dimensions(like, has_uncertainty, "" if unit == UNKNOWN else unit.name)
+    added = added_dimensions(like, has_uncertainty, unit.name if unit.metres else "")
     if job.target.suffix.lower() in LAS_EXTENSIONS:
         # LAS has a flag bit for synthetic points.
         added = [dimension for dimension in added if dimension.name != SYNTHETIC]
@@ -506,7 +506,7 @@ class Window:
         vertical = self._is_flat or has_heights
         unit = length_unit(source)
         totals = self._num_before, with_originals * self._num_before + self._num_new
-        name = "" if unit == UNKNOWN else unit.name
+        name = unit.name if unit.metres else ""
         before_after_picture(before, after, path, vertical=vertical, unit=name, totals=totals)
 
     def _inside(self, positions: np.ndarray) -> np.ndarray:
