@@ -174,7 +174,8 @@ class StoredModel(PyTorchModelHubMixin):
             with torch.device("meta"):
                 model = network(**options)
             assert isinstance(model, nn.Module)
-            check_shapes(name, weights, model.state_dict())
+            own = network.own_class().get("network", "")
+            check_shapes(name, weights, model.state_dict(), own)
             model.to_empty(device=kwargs.get("map_location", "cpu"))
             load_model(model, weights)
         except (RuntimeError, SafetensorError, ValueError, OSError, HfHubHTTPError) as error:
@@ -233,19 +234,27 @@ def _weights_file(name: str, **kwargs: Any) -> Path:
     return path
 
 
-def check_shapes(name: str, weights: Path, expected: Mapping[str, Tensor]) -> None:
+def check_shapes(
+    name: str, weights: Path, expected: Mapping[str, Tensor], network: str = ""
+) -> None:
     """Raise ModelError for weights that don't fit the options. Only the header of the file is read.
 
-    `expected` has the weights of a network with these options.
+    `expected` has the weights of a network with these options, `network` the name of a class that
+    is not of pointup.
     """
     with safe_open(weights, "pt") as file:
         stored = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     for key in sorted({*expected, *stored}):
         by_options = tuple(expected[key].shape) if key in expected else "nothing"
         if stored.get(key, "nothing") != by_options:
+            remedy = "copy both again"
+            if network:
+                remedy += (
+                    f", or take the {network} that they were trained with: it may have changed"
+                )
             raise ModelError(
                 f"{name}: its weights don't fit its options: {key} is {stored.get(key, 'nothing')} "
-                f"in {SAFETENSORS_SINGLE_FILE} and {by_options} by config.json; copy both again"
+                f"in {SAFETENSORS_SINGLE_FILE} and {by_options} by config.json; {remedy}"
             )
 
 

@@ -117,6 +117,16 @@ def test_a_model_loads_where_its_class_can_be_imported(module, tmp_path):
         Upsampler.from_pretrained(tmp_path / "model")
 
 
+def test_weights_of_another_state_of_the_class_are_refused_by_its_name(module, tmp_path):
+    moving_network(module).save_pretrained(tmp_path / "model")
+    del sys.modules["point_transformer"]
+    path = module / "point_transformer.py"
+    path.write_text(path.read_text().replace("nn.Linear(dim, 2)", "nn.Linear(dim, 10)"))
+    invalidate_caches()
+    with pytest.raises(ModelError, match=rf"densities\.bias is \(2,\) .* take the {NAME} they"):
+        Upsampler.from_pretrained(tmp_path / "model")
+
+
 @pytest.mark.parametrize("name", ["point_transformer", "model.point_transformer"])
 def test_code_that_came_with_the_weights_is_not_run(name, module, tmp_path, monkeypatch):
     folder = tmp_path / "model"
