@@ -123,7 +123,7 @@ def test_weights_of_another_state_of_the_class_are_refused_by_its_name(module, t
     path = module / "point_transformer.py"
     path.write_text(path.read_text().replace("nn.Linear(dim, 2)", "nn.Linear(dim, 10)"))
     invalidate_caches()
-    with pytest.raises(ModelError, match=rf"densities\.bias is \(2,\) .* take the {NAME} they"):
+    with pytest.raises(ModelError, match=rf"densities\.bias is \(2,\) .* take the {NAME} that"):
         Upsampler.from_pretrained(tmp_path / "model")
 
 
