@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointup.datasets.packing import ACCEPTED_ROOM, best_fit_decreasing, by_load, topped_up
+from pointup.datasets.packing import (
+    ACCEPTED_ROOM,
+    STEPS_PER_CHUNK,
+    _chunks,
+    best_fit_decreasing,
+    by_load,
+    topped_up,
+)
 
 CAPACITY = 20_000
 
@@ -57,3 +64,12 @@ def test_nothing_is_exchanged_without_other_samples_or_room():
     sizes = np.array([9_000, 9_000, CAPACITY])
     for bins, num_kept in (([0, 0, 1], 2), ([1, 1, 0], 1)):
         assert topped_up(np.array(bins), sizes, num_kept, CAPACITY, 10).tolist() == bins
+
+
+def test_steps_are_balanced_in_groups_where_a_slot_would_wait_for_the_fullest():
+    even = np.full((STEPS_PER_CHUNK, 4), 10)
+    uneven = even + [10, 0, 0, 0]  # Three slots wait half of the time.
+    found = _chunks(np.concatenate([even, even, uneven, even[:3]]))
+    ends = np.cumsum([0, 2 * STEPS_PER_CHUNK, STEPS_PER_CHUNK])
+    numbers = 2 * STEPS_PER_CHUNK, STEPS_PER_CHUNK, 3
+    assert found == list(zip(ends.tolist(), numbers, [True, False, True], strict=True))
