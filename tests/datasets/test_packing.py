@@ -68,7 +68,7 @@ def test_nothing_is_exchanged_without_other_samples_or_room():
 
 def test_steps_are_balanced_in_groups_where_a_slot_would_wait_for_the_fullest():
     even = np.full((STEPS_PER_CHUNK, 4), 10)
-    uneven = even + [10, 0, 0, 0]  # Three slots wait half of the time.
+    uneven = even + np.array([10, 0, 0, 0])  # Three slots wait half of the time.
     found = _chunks(np.concatenate([even, even, uneven, even[:3]]))
     ends = np.cumsum([0, 2 * STEPS_PER_CHUNK, STEPS_PER_CHUNK])
     numbers = 2 * STEPS_PER_CHUNK, STEPS_PER_CHUNK, 3
