@@ -460,6 +460,20 @@ def test_a_tip_that_is_too_short_reaches_to_its_measured_point_but_for_the_noise
     assert towards_measured(new, others, measured, 0.0)[:, 2].max() < -0.1
 
 
+@pytest.mark.parametrize("number", [12, 20])
+@pytest.mark.parametrize("size", [1.0, 770.0])
+def test_points_closer_than_the_step_of_the_grid_are_denoised(size, number):
+    """They are at a distance of 0 from one another."""
+    random = np.random.default_rng(0)
+    clumps = np.repeat(1.5e-5 * np.eye(3), number, axis=0)
+    clumps += 1e-22 * random.random(clumps.shape)
+    around = size * random.normal(size=(40, 3))
+    around /= np.linalg.norm(around, axis=1, keepdims=True) / size
+    with np.errstate(all="raise", under="ignore"):
+        dense = upsample(np.append(around, clumps, axis=0), 4, denoise=True)
+    assert np.isfinite(dense).all() and np.abs(dense).max() < 1.5 * size
+
+
 def test_denoising_keeps_the_tip_of_a_cone():
     rng = np.random.default_rng(0)
     height, angle = np.sqrt(rng.random(1500)), rng.uniform(0, 2 * np.pi, 1500)

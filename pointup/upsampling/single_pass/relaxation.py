@@ -381,18 +381,22 @@ def towards_measured(
     distance = np.asarray(tree.query(measured, k=_NUM_SPACING + 1)[0])
     noise *= float(np.median(distance[:, 1:].mean(axis=1)))
     distance, index = (np.asarray(found) for found in tree.query(points, k=_NUM_MEASURED))
-    weight = np.square(1.0 - np.square(distance / (1.05 * distance[:, -1:])))
+    # Points closer than the step of the grid are at a distance of 0.
+    nothing = np.finfo(float).tiny
+    reach = 1.05 * np.maximum(distance[:, -1:], nothing)
+    weight = np.square(1.0 - np.square(distance / reach))
     weight /= weight.sum(axis=1, keepdims=True)
     step = np.einsum("qk,qki->qi", weight, off[index])
     error = _BY_CHANCE * noise * np.sqrt(np.square(weight).sum(axis=1))
-    length = np.maximum(np.linalg.norm(step, axis=1), np.finfo(float).tiny)
+    length = np.maximum(np.linalg.norm(step, axis=1), nothing)
     new[: len(points)] += (1.0 - np.square(error / length)).clip(min=0.0)[:, None] * step
     tree = cKDTree(new)
     nearest = np.asarray(tree.query(measured)[1])
     rows = np.flatnonzero(nearest < len(points))
     tip, beyond = nearest[rows], measured[rows] - new[nearest[rows]]
     distance, index = (np.asarray(found) for found in tree.query(new[tip], k=_NUM_AT_TIP))
-    outward = _outward(new[tip] - new[index].mean(axis=1), distance[:, -1])
+    radius = np.maximum(distance[:, -1], nothing)
+    outward = _outward(new[tip] - new[index].mean(axis=1), radius)
     share = np.linalg.norm(outward, axis=1).clip(min=1e-9)
     length = (np.einsum("qi,qi->q", beyond, outward) / share - _OF_ONE * noise).clip(min=0.0)
     # Of several points beyond one, the farthest counts.
