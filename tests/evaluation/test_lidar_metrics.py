@@ -328,6 +328,19 @@ def test_bands_are_those_of_height_above_ground():
     assert figures["from_reference_8_16"] == pytest.approx(distance.min(axis=0).mean())
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_chamfer_alone_is_that_of_all_figures_and_counts_points_beyond_or_not(everywhere):
+    reference = lattice(12, 12, step=0.5)
+    beyond = lattice(12, 12, step=2.0) + np.array([100.0, 0.0, 0.0])
+    extent = whole(12, 12)
+    ground = find_ground(reference, extent)
+    against = SurveyReference(reference, extent, ground, everywhere=everywhere)
+    prediction = np.concatenate([reference + np.array([0.0, 0.0, 0.1]), beyond])
+    alone = against.chamfer(prediction)
+    assert alone == pytest.approx(against.measure(prediction)["chamfer"])
+    assert (alone > 1) == everywhere and (everywhere or alone == pytest.approx(0.2))
+
+
 def test_a_survey_in_feet_has_the_figures_of_the_same_in_metres():
     rng = np.random.default_rng(3)
     source, reference, prediction = (rng.uniform(0, [9, 9, 4], (n, 3)) for n in (90, 400, 300))
