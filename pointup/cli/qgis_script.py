@@ -82,7 +82,7 @@ class UpsamplePoints(QgsProcessingAlgorithm):
     def processAlgorithm(self, parameters, context, feedback):
         named = [self.parameterAsString(parameters, name, context) for name in ("INPUT", "FOLDER")]
         if len(sources := [name for name in named if name]) != 1:
-            raise QgsProcessingException("Choose a point cloud or a folder of tiles, one of them.")
+            raise QgsProcessingException("Choose either a point cloud or a folder of tiles.")
         output = Path(self.parameterAsString(parameters, "OUTPUT", context))
         output.mkdir(parents=True, exist_ok=True)
         command = [self.parameterAsString(parameters, "PROGRAM", context), "upsample", *sources]

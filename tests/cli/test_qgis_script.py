@@ -107,7 +107,7 @@ def test_classes_may_be_written_with_commas_and_blanks(classes, script, tmp_path
     algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
     assert commands[0][-2:] == ["--classes", "2,5"]
     values["FOLDER"] = "tiles"
-    with pytest.raises(script["QgsProcessingException"], match="one of them"):
+    with pytest.raises(script["QgsProcessingException"], match="either a point cloud or a folder"):
         algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
 
 
