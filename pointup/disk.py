@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 from uuid import uuid4
 
-from pointup.errors import FileError
+from pointup.errors import DataError, FileError
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 """Matches the names of files that `written_whole` had not finished; the group is the `short_name`
@@ -105,6 +105,13 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_dataset_exists(path_or_hub_id: str | Path) -> None:
+    """Raise DataError for a dataset that is not on the disk and can't be on the Hub by its name."""
+    path = Path(path_or_hub_id)
+    if not path.exists() and (path.is_absolute() or len(path.parts) != 2):
+        raise DataError(f"{path}: no such directory; make a dataset with `pointup prepare`")
 
 
 def resolve_symlink(path: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from pointup.disk import check_dataset_exists
 from pointup.errors import ConfigError, FileError
 from pointup.option_help import optional
 from pointup.terminal import note, printable
@@ -26,15 +27,16 @@ _READ = frozenset({"inputs", *_SIDES, "thin", "passes", "runs", "meshes"})
 
 
 def check_inputs(command: object) -> None:
-    """Raise FileError for an input of a command, or of its subcommand, that does not exist.
-
-    Called before the command imports PyTorch, which takes a second or more.
+    """Raise FileError or DataError for an input of a command, or of its subcommand, that does not
+    exist. Called before the command imports PyTorch, which takes a second or more.
     """
     if os.environ.get("RANK", "0") != "0":
         return
     for name, value in vars(command).items():
         if is_dataclass(value):
             check_inputs(value)
+        if name == "dataset" and isinstance(value, str):
+            check_dataset_exists(value)
         for path in value if isinstance(value, tuple) else (value,):
             if name in _READ and isinstance(path, Path) and not path.exists():
                 raise FileError(f"{path}: no such file or folder")

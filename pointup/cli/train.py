@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import takewhile
 from typing import Annotated
 
 import tyro
 
+from pointup.disk import check_dataset_exists
 from pointup.shipped import shipped_file
 
 
@@ -30,6 +33,12 @@ class Train:
 
 def run_train(args: Sequence[str]) -> int:
     """Run train.py with these arguments; returns its exit status."""
+    # Before train.py imports PyTorch, which takes a second or more.
+    is_first = os.environ.get("RANK", "0") == "0"
+    data = args[args.index("--data") + 1 :] if is_first and "--data" in args else ()
+    for name in takewhile(lambda arg: not arg.startswith("-"), data):
+        if "=" not in name:
+            check_dataset_exists(name)
     spec = spec_from_file_location("train", shipped_file("train.py"))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

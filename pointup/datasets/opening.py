@@ -22,7 +22,7 @@ from pointup.datasets.checks import index_parts, parts_of
 from pointup.datasets.columns import with_float_points
 from pointup.datasets.pair_writer import FOLDER
 from pointup.datasets.samples import Samples, SampleTable, write_sample_table
-from pointup.disk import acquire_lock, written_whole
+from pointup.disk import acquire_lock, check_dataset_exists, written_whole
 from pointup.errors import DataError, FileError
 from pointup.processes import num_cores
 from pointup.progress import tracked
@@ -75,8 +75,7 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
     if not saved and path.exists() and not (path.is_dir() and any(path.iterdir())):
         kind = "an empty directory" if path.is_dir() else "a file"
         raise DataError(f"{path}: is {kind}; expected a dataset of `pointup prepare`")
-    if not path.exists() and (path.is_absolute() or len(path.parts) != 2):
-        raise DataError(f"{path}: no such directory; make a dataset with `pointup prepare`")
+    check_dataset_exists(path_or_hub_id)
     if saved:
         _saved_splits(path)
     try:

@@ -91,3 +91,16 @@ def test_a_missing_input_is_told_before_a_command_starts(words, tmp_path, monkey
     assert "missing.las: no such file or folder" in capsys.readouterr().err
     assert main(words.format("here.las").split()) == 0
     assert len(started) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["inspect missing", "evaluate pairs missing", "train --run run --data here missing --lr 0.1"],
+)
+def test_a_missing_dataset_is_told_before_a_command_starts(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    monkeypatch.setattr(command_class(words.split()[0]), "run", None)
+    monkeypatch.setattr("pointup.cli.train.spec_from_file_location", None)
+    assert main(words.split()) == 1
+    assert "missing: no such directory" in capsys.readouterr().err
