@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pointup.geometry.surfaces import principal_axes, surface_height
@@ -25,8 +27,25 @@ _SHARE = 0.4
 _NOTHING = float(np.finfo(float).tiny)  # Stands for the distance 0.
 
 
-def scatter(store: Store) -> float:
-    """Estimated standard deviation of the noise of the points along normals, in spacings.
+class Scatter(NamedTuple):
+    """Estimated standard deviation of the noise of points along normals, `in_spacings` and as a
+    `length` in the unit of their store."""
+
+    in_spacings: float
+    length: float
+
+    def share_of_radius(self, store: Store) -> float:
+        """The length as a share of the largest distance of a point from the middle of the box
+        around all, the radius of a shape."""
+        middle = (store.low.min(axis=0) + store.high.max(axis=0)) / 2
+        positions = (store.read_block(block)["position"] for block in range(store.num_blocks))
+        return self.length / max(
+            float(np.linalg.norm(points - middle, axis=1).max()) for points in positions
+        )
+
+
+def scatter_of(store: Store) -> Scatter:
+    """Scatter of a cloud.
 
     It is estimated at the smoothest tenth of the places, so that edges and thin parts of a shape do
     not count: noise is everywhere. A place is a point with its nearest points; what counts is their
@@ -34,28 +53,15 @@ def scatter(store: Store) -> float:
     with 16,000 points, spread over the cloud, stand for all. 0 for fewer than 21 points, which are
     too few to fit.
     """
-    return _scatter_and_spacing(store)[0]
-
-
-def scatter_and_share(store: Store) -> tuple[float, float]:
-    """The `scatter`, and the same as a share of the largest distance of a point from the middle of
-    the box around all, the radius of a shape."""
-    noise, spacing = _scatter_and_spacing(store)
-    middle = (store.low.min(axis=0) + store.high.max(axis=0)) / 2
-    positions = (store.read_block(block)["position"] for block in range(store.num_blocks))
-    radius = max(float(np.linalg.norm(points - middle, axis=1).max()) for points in positions)
-    return noise, noise * spacing / radius
-
-
-def _scatter_and_spacing(store: Store) -> tuple[float, float]:
     if len(store) <= _NUM_NEIGHBORS:
-        return 0.0, 0.0
+        return Scatter(0.0, 0.0)
     most = max(1, _MOST_POINTS * store.num_blocks // len(store))
     number = min(_MOST_BLOCKS, most, store.num_blocks)
     blocks = np.linspace(0, store.num_blocks - 1, number).astype(np.int64).tolist()
     found = [_off_surface(store, block) for block in blocks]
     of_places, spacing = map(np.concatenate, zip(*found, strict=True))
-    return float(np.quantile(of_places, _SMOOTHEST)) / _SHARE, float(np.median(spacing))
+    in_spacings = float(np.quantile(of_places, _SMOOTHEST)) / _SHARE
+    return Scatter(in_spacings, in_spacings * float(np.median(spacing)))
 
 
 def _off_surface(store: Store, block: int) -> tuple[np.ndarray, np.ndarray]:

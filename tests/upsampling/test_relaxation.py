@@ -424,12 +424,26 @@ def test_points_of_a_rounded_ridge_move_back_to_it_however_it_lies():
     np.testing.assert_allclose((again - 5.0) @ turn / 3.0, moved, rtol=0, atol=1e-9)
 
 
+def test_points_of_a_block_follow_measured_points_as_in_the_whole_cloud():
+    """With the points that are up to three spacings away from the block."""
+    measured, new = ridge(1000), ridge(4000, 1)
+    new[:, 2] = -np.hypot(new[:, 1], 0.06)
+    moved = towards_measured(new, NOTHING, measured, 0.005)
+    margin = 3.0 * np.median(cKDTree(measured).query(measured, k=7)[0][:, 1:].mean(axis=1))
+    inside, near = (np.abs(new[:, 0] - 0.5) < 0.2 + width for width in (0.0, margin))
+    around = measured[np.abs(measured[:, 0] - 0.5) < 0.2 + margin]
+    alone = towards_measured(new[inside], new[near & ~inside], around, 0.005)
+    np.testing.assert_allclose(alone, moved[inside], rtol=0, atol=1e-12)
+
+
 def test_points_of_a_plane_do_not_follow_the_noise_of_measured_points():
     rng = np.random.default_rng(0)
     measured, new = relax(plane(1000), NOTHING), relax(plane(4000, 1), NOTHING)
     spacing = np.median(cKDTree(measured).query(measured, k=7)[0][:, 1:].mean(axis=1))
     measured += 0.3 * spacing * rng.standard_normal(measured.shape)
-    follow, stay = (towards_measured(new, NOTHING, measured, noise) for noise in (0.0, 0.3))
+    follow, stay = (
+        towards_measured(new, NOTHING, measured, share * spacing) for share in (0.0, 0.3)
+    )
     inside = np.abs(new[:, :2] - 0.5).max(axis=1) < 0.4
     follow, stay = (np.abs(points[inside, 2]) for points in (follow, stay))
     assert np.mean(stay) < 0.25 * np.mean(follow)
@@ -448,9 +462,8 @@ def test_a_tip_that_is_too_short_reaches_to_its_measured_point_but_for_the_noise
 
     measured = np.concatenate([np.zeros((1, 3)), cone(1000, 0.15)])
     new = cone(4000, 0.15)
-    spacing = np.median(cKDTree(measured).query(measured, k=7)[0][:, 1:].mean(axis=1))
     tips = [
-        towards_measured(new, NOTHING, measured, noise / spacing)[:, 2].max()
+        towards_measured(new, NOTHING, measured, noise)[:, 2].max()
         for noise in (0.0, 0.02, 0.04, 0.2)
     ]
     assert tips[0] == pytest.approx(0.0, abs=0.02)

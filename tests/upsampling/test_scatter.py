@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from pointup.cli import main as cli
-from pointup.upsampling.scatter import MUCH_SCATTER, scatter, scatter_and_share
+from pointup.upsampling.scatter import MUCH_SCATTER, scatter_of
 
 
 def sphere(num_points: int, noise: float = 0.0, seed: int = 0) -> np.ndarray:
@@ -35,8 +36,8 @@ def cube(num_points: int, seed: int = 0) -> np.ndarray:
 
 
 def test_points_of_smooth_surfaces_and_of_edges_hardly_scatter(make_store):
-    assert scatter(make_store(sphere(2000))) < 0.01
-    assert scatter(make_store(cube(2000))) < 1e-6
+    assert scatter_of(make_store(sphere(2000))).in_spacings < 0.01
+    assert scatter_of(make_store(cube(2000))).in_spacings < 1e-6
 
 
 @pytest.mark.parametrize("num_points", [500, 2000])
@@ -45,16 +46,18 @@ def test_scatter_is_the_noise_whatever_the_direction_and_the_unit(noise, num_poi
     points = sphere(num_points, noise)
     turned = Rotation.random(rng=np.random.default_rng(1)).apply(points)
     for same in (points, turned, 1000 * points):
-        assert scatter(make_store(same)) == pytest.approx(noise, rel=0.15)
+        found = scatter_of(make_store(same))
+        assert found.in_spacings == pytest.approx(noise, rel=0.15)
+        spacing = np.median(cKDTree(same).query(same, k=7)[0][:, 1:].mean(axis=1))
+        assert found.length == pytest.approx(noise * spacing, rel=0.15)
 
 
 def test_the_share_of_the_radius_is_that_of_the_noise_wherever_the_shape_lies(make_store):
     points = sphere(2000, 0.2)
     spacing = np.sqrt(4 * np.pi / 2000)
     for same in (points, 1000 * points - 5000):
-        noise, share = scatter_and_share(make_store(same))
-        assert noise == scatter(make_store(same))
-        assert share == pytest.approx(0.2 * spacing, rel=0.2)
+        store = make_store(same)
+        assert scatter_of(store).share_of_radius(store) == pytest.approx(0.2 * spacing, rel=0.2)
 
 
 def test_noise_on_a_part_of_a_shape_is_no_scatter(make_store):
@@ -62,13 +65,13 @@ def test_noise_on_a_part_of_a_shape_is_no_scatter(make_store):
     points, noisy = sphere(2000), sphere(2000, 0.3)
     upper = points[:, 2] > 0.2
     points[upper] = noisy[upper]
-    assert scatter(make_store(points)) < MUCH_SCATTER
+    assert scatter_of(make_store(points)).in_spacings < MUCH_SCATTER
 
 
 def test_too_few_points_have_no_scatter(make_store):
     points = np.random.default_rng(0).random((21, 3))
-    assert scatter(make_store(points[:20])) == 0
-    assert scatter(make_store(points)) > 0
+    assert scatter_of(make_store(points[:20])).in_spacings == 0
+    assert scatter_of(make_store(points)).in_spacings > 0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_points_closer_than_the_step_of_the_grid_do_not_scatter(make_store):
     clumps = np.repeat(1.5e-5 * np.eye(3), 12, axis=0)
     clumps += 1e-12 * np.random.default_rng(0).random(clumps.shape)
     for far in (sphere(10), 770 * sphere(10)):
-        assert scatter(make_store(np.append(far, clumps, axis=0))) == 0
+        assert scatter_of(make_store(np.append(far, clumps, axis=0))).in_spacings == 0
 
 
 @pytest.mark.parametrize(("noise", "has_note"), [(0.0, True), (0.25, False)])

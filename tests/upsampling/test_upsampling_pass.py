@@ -55,7 +55,6 @@ def test_boxes_that_touch_have_different_colors():
 @pytest.mark.parametrize("originals", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_blocks_are_relaxed_like_the_whole_cloud(make_store, originals, monkeypatch):
     monkeypatch.setitem(RANGES, "reach", (0.01, 100.0))
-    monkeypatch.setattr(upsampling_pass, "towards_measured", lambda points, *_: points)
     store = make_store(sheet(2000, side=16.0), block_size=300)
     options = UpsampleOptions(originals=originals)
     upsampling = UpsamplingPass(store, small_model(0.05, reach=100.0), options, CPU, 300, ratio=4.0)

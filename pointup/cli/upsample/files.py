@@ -43,7 +43,7 @@ from pointup.upsampling.ground import GROUND_CLASS
 from pointup.upsampling.new_points import NewPoints, Summary
 from pointup.upsampling.options import LARGEST_RATIO, MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.scatter import LITTLE_SCATTER, MUCH_SCATTER, scatter_and_share
+from pointup.upsampling.scatter import LITTLE_SCATTER, MUCH_SCATTER, scatter_of
 from pointup.upsampling.single_pass.quotas import UnreachedArea
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
 
@@ -324,17 +324,18 @@ def notes_on_input(
     if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
         notes.append(f"{share:.0%} of the points are vegetation: try --model forest")
     if jobs[0].model in ("shapes", "noisy") and not options.above_ground:
-        noise, of_radius = scatter_and_share(store)
-        by = f"by about {noise:.2g} spacings, {of_radius:.1%} of the radius"
+        noise = scatter_of(store)
         keeps = jobs[0].model == "shapes" or options.originals
-        if keeps and noise >= MUCH_SCATTER:
+        note = ""
+        if keeps and noise.in_spacings >= MUCH_SCATTER:
             other = "; if these are plants, try --model forest" if suggests_model else ""
-            serves = "if they are, --model noisy --denoise is better"
-            notes.append(f"the points look noisy, {by}: {serves}{other}")
-        elif not keeps and 0 < noise < LITTLE_SCATTER:
-            notes.append(
-                f"the points have little noise, {by}: shapes, without --denoise, is better"
-            )
+            note = "look noisy, {}: if they are, --model noisy --denoise is better" + other
+        elif not keeps and 0 < noise.in_spacings < LITTLE_SCATTER:
+            note = "have little noise, {}: shapes, without --denoise, is better"
+        if note:
+            of_radius = noise.share_of_radius(store)
+            by = f"by about {noise.in_spacings:.2g} spacings, {of_radius:.1%} of the radius"
+            notes.append("the points " + note.format(by))
     return notes
 
 

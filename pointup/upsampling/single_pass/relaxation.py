@@ -367,20 +367,20 @@ def towards_measured(
     """Positions (M, 3) of new points (M, 3), moved to where smoothing has removed ridges and tips.
 
     There the `measured` (F, 3) lie off all new points, these and the `others` (G, 3), farther than
-    by their `noise`, a standard deviation in spacings. A point moves by what those around it lie
-    off on average, less the share of noise (Tukey's twicing, shrunk as by James and Stein). At a
-    tip it moves outwards to a single measured point beyond it, but for the noise of this.
+    by their `noise`, a standard deviation. A point moves by what those around it lie off on
+    average, less the share of noise (Tukey's twicing, shrunk as by James and Stein). At a tip it
+    moves outwards to a single measured point beyond it, but for the noise of this.
     """
     new = np.concatenate([points, others])
     if len(measured) <= _NUM_MEASURED or len(new) < _NUM_AT_TIP:
         return points
-    tree = cKDTree(measured)
-    distance, index = (np.asarray(found) for found in cKDTree(new).query(measured, k=_NUM_NEW))
-    weight = 1.0 / np.maximum(distance, 1e-100)[..., None]
-    off = measured - (new[index] * weight).sum(axis=1) / weight.sum(axis=1)
-    distance = np.asarray(tree.query(measured, k=_NUM_SPACING + 1)[0])
-    noise *= float(np.median(distance[:, 1:].mean(axis=1)))
-    distance, index = (np.asarray(found) for found in tree.query(points, k=_NUM_MEASURED))
+    tree = cKDTree(new)
+    distance, around = (np.asarray(found) for found in tree.query(measured, k=_NUM_NEW))
+    weight = 1.0 / np.maximum(distance, 1e-100)
+    weight /= weight.sum(axis=1, keepdims=True)
+    off = measured - np.einsum("fk,fki->fi", weight, new[around])
+    found = cKDTree(measured).query(points, k=_NUM_MEASURED)
+    distance, index = (np.asarray(part) for part in found)
     # Points closer than the step of the grid are at a distance of 0.
     nothing = np.finfo(float).tiny
     reach = 1.05 * np.maximum(distance[:, -1:], nothing)
@@ -389,19 +389,20 @@ def towards_measured(
     step = np.einsum("qk,qki->qi", weight, off[index])
     error = _BY_CHANCE * noise * np.sqrt(np.square(weight).sum(axis=1))
     length = np.maximum(np.linalg.norm(step, axis=1), nothing)
-    new[: len(points)] += (1.0 - np.square(error / length)).clip(min=0.0)[:, None] * step
-    tree = cKDTree(new)
-    nearest = np.asarray(tree.query(measured)[1])
-    rows = np.flatnonzero(nearest < len(points))
-    tip, beyond = nearest[rows], measured[rows] - new[nearest[rows]]
-    distance, index = (np.asarray(found) for found in tree.query(new[tip], k=_NUM_AT_TIP))
+    moved = points + (1.0 - np.square(error / length)).clip(min=0.0)[:, None] * step
+    rows = np.flatnonzero(around[:, 0] < len(points))
+    tip = around[rows, 0]
+    beyond = measured[rows] - moved[tip]
+    is_far = np.linalg.norm(beyond, axis=1) > _OF_ONE * noise
+    tip, beyond = tip[is_far], beyond[is_far]
+    distance, index = (np.asarray(found) for found in tree.query(moved[tip], k=_NUM_AT_TIP))
     radius = np.maximum(distance[:, -1], nothing)
-    outward = _outward(new[tip] - new[index].mean(axis=1), radius)
+    outward = _outward(moved[tip] - new[index].mean(axis=1), radius)
     share = np.linalg.norm(outward, axis=1).clip(min=1e-9)
     length = (np.einsum("qi,qi->q", beyond, outward) / share - _OF_ONE * noise).clip(min=0.0)
     # Of several points beyond one, the farthest counts.
-    order, moved = np.argsort(length, kind="stable"), new[: len(points)].copy()
-    moved[tip[order]] = new[tip[order]] + outward[order] * length[order, None]
+    order = np.argsort(length, kind="stable")
+    moved[tip[order]] += outward[order] * length[order, None]
     return moved
 
 

@@ -26,7 +26,7 @@ from pointup.geometry.neighbors import DeviceTree, TreeMaker, host_tree
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.scatter import scatter
+from pointup.upsampling.scatter import Scatter, scatter_of
 from pointup.upsampling.single_pass.candidates import Candidates, make_candidates, use_of
 from pointup.upsampling.single_pass.measured import Measured
 from pointup.upsampling.single_pass.pass_output import PassOutput
@@ -105,8 +105,8 @@ class UpsamplingPass:
         share = model.calibration.scatter if model.calibration and measured is None else 0.0
         # New points replace the measured points of surfaces.
         self._denoises = self._has_sheets and measured is None and not options.originals
-        self._scatter = scatter(store) if share or self._denoises else 0.0
-        self._noise = share * self._scatter
+        self._scatter = scatter_of(store) if share or self._denoises else Scatter(0.0, 0.0)
+        self._noise = share * self._scatter.in_spacings
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
         # On a CPU, small enough for its cache.
@@ -302,7 +302,7 @@ class UpsamplingPass:
         else:
             points = relax(free, fixed, *self._relaxation, len(selected))
         if self._denoises and not self._second_pass:
-            points = towards_measured(points, free[len(points) :], sources, self._scatter)
+            points = towards_measured(points, free[len(points) :], sources, self._scatter.length)
         if self._has_sheets:
             core = region.rows["position"][region.places(block)]
             points = within_borders(points, picked["row"], core, sources)
