@@ -17,6 +17,7 @@ from pointup.cli.upsample.plan import Job, before_rounding, copy_unchanged
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.disk import UNFINISHED, acquire_lock, os_errors, remove, short_name
 from pointup.errors import ConfigError, DataError, FileError, NoPointsError, PointupError
+from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
     CLASSIFICATION,
     SYNTHETIC,
@@ -149,12 +150,12 @@ def upsample_survey(
                     )
                 notes += notes_on_output(store, options, model, found.num_class_2, summary)
         with workers.barrier():
-            window = Window(store) if command.picture and workers.is_main else None
+            window = Window(store, jobs[0].bounds) if command.picture and workers.is_main else None
             progress.begin("writing")
             written = write_each(jobs, store, new_points, with_originals, window, workers, progress)
             if window and command.picture:
                 source, heights = jobs[0].source, options.above_ground
-                window.draw(source, with_originals, command.picture, heights)
+                window.draw(source, sum(inside), with_originals, command.picture, heights)
         written = sorted(workers.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
     lines, files, nothing_in = [], list[Written](), []
@@ -468,10 +469,12 @@ _FLAT = 0.25
 
 
 class Window:
-    """The points of a cloud before and after upsampling; of a large one, those near its middle."""
+    """The points of a cloud before and after upsampling, within `bounds` if there are any; of a
+    large one, those near its middle."""
 
-    def __init__(self, store: Store) -> None:
-        self._low, self._high = np.full(2, -np.inf), np.full(2, np.inf)
+    def __init__(self, store: Store, bounds: Bounds | None) -> None:
+        corners = (bounds.low, bounds.high) if bounds else (2 * (-np.inf,), 2 * (np.inf,))
+        self._low, self._high = map(np.array, corners)
         lows, highs = store.bounds_in_file()
         extent = highs.max(axis=0) - lows.min(axis=0)
         self._is_flat = bool(extent[2] < _FLAT * extent[:2].max())
@@ -480,10 +483,11 @@ class Window:
             low, high = lows[middle, :2], highs[middle, :2]
             points = store.block_ptr[middle + 1] - store.block_ptr[middle]
             half = _SPACINGS / 2 * np.sqrt((high - low).prod() / points)
-            self._low, self._high = (low + high) / 2 - half, (low + high) / 2 + half
+            self._low = np.maximum(self._low, (low + high) / 2 - half)
+            self._high = np.minimum(self._high, (low + high) / 2 + half)
         touched = (lows[:, :2] <= self._high) & (highs[:, :2] >= self._low)
         self._before, self._new = [], list[np.ndarray]()
-        self._num_before, self._num_new = int(store.num_read.sum()), 0
+        self._num_new = 0
         for block in np.flatnonzero(touched.all(axis=1)).tolist():
             positions = store.frame.to_file(store.read_block(block)["position"])
             self._before.append(self._inside(positions))
@@ -493,8 +497,11 @@ class Window:
         self._num_new += len(positions)
         self._new.append(self._inside(positions))
 
-    def draw(self, source: Path, with_originals: bool, path: Path, has_heights: bool) -> None:
-        """Write the picture, with the numbers of points of the whole files in its captions.
+    def draw(
+        self, source: Path, num_before: int, with_originals: bool, path: Path, has_heights: bool
+    ) -> None:
+        """Write the picture. In its captions are the numbers of points of the whole cloud,
+        `num_before` of which were measured.
 
         Points that are copied without upsampling are counted, but not drawn. Raises FileError if
         the picture can't be written.
@@ -506,7 +513,7 @@ class Window:
         # A cloud that is flat and wide is a survey, too.
         vertical = self._is_flat or has_heights
         unit = length_unit(source)
-        totals = self._num_before, with_originals * self._num_before + self._num_new
+        totals = num_before, with_originals * num_before + self._num_new
         name = unit.name if unit.metres else ""
         before_after_picture(before, after, path, vertical=vertical, unit=name, totals=totals)
 
