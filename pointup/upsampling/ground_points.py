@@ -346,8 +346,12 @@ class GroundPoints:
         # A return below the surface proves it wrong. Without classes, one close to it is of the
         # ground itself.
         least = -tolerance if self._returns.by_class else spacing
-        lowest = region.rows["position"][:, 2][above[rows]].min(axis=1)
-        is_right = (np.abs(heights - others) <= tolerance) & (lowest > heights + least)
+        height_above = region.rows["position"][:, 2][above[rows]]
+        is_right = (np.abs(heights - others) <= tolerance) & (
+            height_above.min(axis=1) > heights + least
+        )
+        # Elsewhere nothing hides the ground, as on water and beside a survey.
+        is_right &= height_above.max(axis=1) > heights + spacing
         points, rows = np.column_stack([places[rows], heights])[is_right], rows[is_right]
         distance = region.neighbors(points, 1)[0][:, 0]
         kept = distance > _LEAST_GAP * spacing

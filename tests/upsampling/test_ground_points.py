@@ -88,6 +88,14 @@ def test_nothing_is_made_where_no_crown_hides_the_ground(above, several, make_st
     assert not (from_middle < HOLE - 1).any()
 
 
+def test_nothing_is_made_where_points_of_other_classes_lie_on_the_ground(make_store):
+    """In a survey whose pulses have one return each, or do not tell."""
+    cloud = survey(above=None)
+    is_other = np.random.default_rng(1).random(len(cloud)) < 0.75
+    cloud.attributes["classification"][is_other] = 1
+    assert not len(made(make_store(cloud, block_size=1000)))
+
+
 def test_nothing_is_made_across_a_cliff(make_store):
     points = made(make_store(survey(surface=lambda x, y: terrain(x, y) + 8 * (x > SIDE / 2 + 0.3))))
     assert not (np.abs(points[:, 0] - SIDE / 2 - 0.3) < 0.5).any()
