@@ -7,12 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.spatial import cKDTree
 
-from pointup.geometry.surfaces import Surface
+from pointup.geometry.surfaces import Surface, eigenvectors
 from pointup.io.cloud import PointCloud
+from pointup.model.calibration import Calibration
 from pointup.upsampling.attributes import UNCERTAINTY
 
 Reliability = dict[str, float | list[float]]
 _NUM_AROUND = 8
+# Of points on a plane, the variance off it is less than this share of the next one; of points on a
+# line, the variance across it of that along it.
+_FLAT = 0.1
+_BLOCK = 100_000
 
 
 def measured_uncertainty(
@@ -35,21 +40,49 @@ def distances_beyond(points: np.ndarray, source: np.ndarray, target: np.ndarray)
     """Distances (M,) of new points (M, 3) to a target (T, 3), without what the sampling and the
     noise of the target add.
 
-    A measured point of the source (N, 3) is off the target, too, although it is on the surface.
-    What nine in ten such points are off is taken from the distance of a new point, both squared, by
-    the mean square m of its n = 8 nearest measured points. On a surface that is sampled at random,
-    squared distances have an exponential distribution: given m, nine in ten of other points are
-    below m n (10^(1/n) - 1).
+    A measured point of the source (N, 3) is off the target, too, although it is on the surface, and
+    the more the farther it is from the others: the target is sparse there as well. Each is left out
+    in turn and compared with its 8 nearest others. Nine in ten are less off, squared, than the mean
+    square of these times a factor that rises with the distance to the nearest. As much, by the
+    measured points around it, is taken from the squared distance of a new point.
     """
-    tree = cKDTree(target)
-    squared = np.square(tree.query(points)[0])
-    if len(source) and len(points):
-        number = min(_NUM_AROUND, len(source))
-        near = cKDTree(source).query(points, k=np.arange(1, number + 1))[1]
-        mean = np.square(tree.query(source)[0])[near].mean(axis=1)
-        squared -= number * (10 ** (1 / number) - 1) * mean
+    squared = _squared_distances(points, target)
+    number = min(_NUM_AROUND, len(source) - 1)
+    if number > 0 and len(points):
+        tree, off = cKDTree(source), _squared_distances(source, target)
+        gap, near = map(np.asarray, tree.query(source, k=np.arange(1, number + 2)))
+        least = max(1e-9 * off.max(), np.finfo(float).tiny)
+        factor = Calibration.fit(gap[:, 1], off / off[near[:, 1:]].mean(axis=1).clip(min=least))
+        gap, near = map(np.asarray, tree.query(points, k=np.arange(1, number + 1)))
+        squared -= factor.within(gap[:, 0]) * off[near].mean(axis=1)
     beyond: np.ndarray = np.sqrt(squared.clip(min=0))
     return beyond
+
+
+def _squared_distances(points: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Squared distances (M,) of points (M, 3) to a target (T, 3): to the plane of its 8 nearest
+    points where these are flat and the point is among them, else to the nearest.
+
+    On flat ground the distance to the nearest is that of the scan lines. Where these are in phase
+    with those of the source, measured points are close to them, and those in between are not.
+    """
+    tree = cKDTree(target)
+    blocks = np.array_split(points, 1 + len(points) // _BLOCK)
+    return np.concatenate([_of_block(block, target, tree) for block in blocks])
+
+
+def _of_block(points: np.ndarray, target: np.ndarray, tree: cKDTree) -> np.ndarray:
+    """`_squared_distances` of some points, by the tree of the target."""
+    nearest = np.arange(1, min(_NUM_AROUND, len(target)) + 1)
+    distance, index = map(np.asarray, tree.query(points, k=nearest))
+    middle = target[index].mean(axis=1)
+    around, away = target[index] - middle[:, None], points - middle
+    axes, variance = eigenvectors(around.swapaxes(1, 2) @ around / len(nearest))
+    height = np.square((away * axes[:, :, 0]).sum(axis=1))
+    # A line of points has no plane; a disc has a squared radius of twice its variance.
+    is_plane = (variance[:, :2] < _FLAT * variance[:, 1:]) == (True, False)
+    is_among = np.square(away).sum(axis=1) - height <= 2 * variance[:, 1:].sum(axis=1)
+    return np.where(is_plane.all(axis=1) & is_among, height, np.square(distance[:, 0]))
 
 
 def reliability(
