@@ -37,8 +37,8 @@ _MARGIN = 7
 # the ground points; the limit is clipped to these shares of a cell's side.
 _DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
 # In sides of a cell: height above its plane up to which the lowest return of a cell is a corner of
-# the triangles that points are lifted onto, depth below these where points stay, and largest lift.
-_MOST_ABOVE, _ROUGH, _MOST_LIFT = 0.3, 0.03, 0.4
+# the triangles that points are lifted onto, and largest lift.
+_MOST_ABOVE, _MOST_LIFT = 0.3, 0.4
 
 
 class Ground:
@@ -58,7 +58,9 @@ class Ground:
         """Lowest allowed height (Q,) of new points at (Q, 3).
 
         It is the largest of the lowest return in the 3 x 3 cells around, the plane plus the lowest
-        height of a return relative to it, and the floor of `Triangles`. The cells are the smallest
+        height of a return relative to it, and the triangles between the lowest points of class 2
+        of cells, less twice the depth of the deepest point of this class in the 3 x 3 cells below
+        them, or less that of the deepest point of the cell. The cells are the smallest
         in which enough returns came from the ground for a plane, or those of the coarsest raster
         where there are none. It is -inf without returns.
         """
@@ -70,8 +72,9 @@ class Ground:
     def lifted(self, points: np.ndarray) -> np.ndarray:
         """Points (Q, 3), those a little below triangles between ground returns lifted onto these.
 
-        The returns are the lowest of cells, and near the plane there. A point farther below stays
-        where it is: it may be right, and the returns those of plants.
+        The returns are the lowest of cells, if near the plane there, and those a little below
+        triangles between these. A point farther below stays where it is: it may be right, and the
+        returns those of plants.
         """
         points = points.copy()
         for rows, rectangle in self._rectangles(points):
@@ -136,12 +139,22 @@ class _Rectangle:
             coarser = self._levels[0] if self._levels else None
             level = Level(raster, points, is_ground, low_returns, coarser)
             self._levels.insert(0, level)
-        self._triangles = Triangles(finest, points, is_ground)
-        is_low = np.zeros(len(points), dtype=bool)
+        cell, ground = finest.cells(points), points[is_ground]
+        lowest = finest.lowest(ground[:, 2], cell[is_ground])
+        # Lowest returns of cells can't replace class 2 in the floor: some are of plants.
+        self._triangles = Triangles(finest, ground[lowest[lowest >= 0]])
+        depth = self._triangles.depth(points)
+        below, noise = np.zeros((2, len(finest)))
+        np.maximum.at(below, cell, depth)
+        np.maximum.at(noise, cell[is_ground], depth[is_ground])
+        self._most_depth = np.maximum(below, _NOISE * finest.around(noise, 0.0, np.maximum))
         low, planes = self._levels[0].from_ground, self._levels[0].planes
-        height = points[low, 2] - finest.height_of(planes, points[low], finest.cells(points[low]))
-        is_low[low[height <= _MOST_ABOVE * side]] = True
-        self._low_triangles = Triangles(finest, points, is_low)
+        height = points[low, 2] - finest.height_of(planes, points[low], cell[low])
+        low = low[height <= _MOST_ABOVE * side]
+        depth = Triangles(finest, points[low]).depth(points)
+        is_corner = (depth > 0) & (depth <= _MOST_LIFT * side)
+        is_corner[low] = True
+        self._low_triangles = Triangles(finest, points[is_corner])
 
     def returns(self) -> np.ndarray:
         """Row numbers (G,) in the store of the ground returns: the lowest of cells."""
@@ -152,13 +165,12 @@ class _Rectangle:
         for level in self._levels[1:]:
             rows = np.flatnonzero(~known)
             floor[rows], known[rows] = level.floor(points[rows])
-        return np.fmax(floor, self._triangles.floor(points))
+        cell = self._levels[0].raster.cells(points)
+        return np.fmax(floor, self._triangles.heights(points) - self._most_depth[cell])
 
     def lifted(self, points: np.ndarray) -> np.ndarray:
-        height, least = points[:, 2], self._low_triangles.floor(points) - _ROUGH * self._side
-        return np.where(np.abs(least - height) <= _MOST_LIFT * self._side, least, height).clip(
-            min=height
-        )
+        height, depth = points[:, 2], self._low_triangles.depth(points)
+        return height + np.where(depth <= _MOST_LIFT * self._side, depth, 0.0)
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
         finest = self._levels[0]
@@ -327,17 +339,14 @@ class Level:
 
 
 class Triangles:
-    """The ground as triangles between the lowest points of class 2 of the cells of a raster.
+    """The ground as triangles between corners (T, 3), some of the returns in the cells of a raster.
 
     Planes through many cells don't follow the terrain of a sparse survey, and new points would lie
-    below it. Lowest returns of cells can't replace class 2: some are of plants.
+    below it.
     """
 
-    def __init__(self, raster: Raster, points: np.ndarray, is_ground: np.ndarray) -> None:
+    def __init__(self, raster: Raster, corners: np.ndarray) -> None:
         self._raster = raster
-        ground = points[is_ground]
-        lowest = raster.lowest(ground[:, 2], raster.cells(ground))
-        corners = ground[lowest[lowest >= 0]]
         highest = np.full(len(raster), -np.inf)
         np.maximum.at(highest, raster.cells(corners), corners[:, 2])
         self._highest = raster.around(highest, -np.inf, np.maximum)
@@ -346,27 +355,19 @@ class Triangles:
         with suppress(QhullError):
             if len(corners) > 2:
                 self._surface = LinearNDInterpolator(corners[:, :2], corners[:, 2])
-        low = np.flatnonzero(points[:, 2] < self._highest[raster.cells(points)])
-        cell, depth = raster.cells(points[low]), points[low, 2] - self._heights(points[low])
-        below, noise = np.zeros((2, len(raster)))
-        np.fmin.at(below, cell, depth)
-        np.fmin.at(noise, cell[is_ground[low]], depth[is_ground[low]])
-        self._below = np.minimum(below, _NOISE * raster.around(noise, 0.0, np.minimum))
 
-    def floor(self, points: np.ndarray) -> np.ndarray:
-        """Lowest allowed height (Q,) of points (Q, 3): that of the triangles, less twice the depth
-        of the deepest ground point in the 3 x 3 cells around below them, or less that of the
-        deepest point of its cell. NaN beyond the triangles, and above all their corners there."""
-        cell = self._raster.cells(points)
-        floor = np.full(len(points), np.nan)
-        low = np.flatnonzero(points[:, 2] < self._highest[cell])
-        floor[low] = self._heights(points[low]) + self._below[cell[low]]
-        return floor
+    def heights(self, points: np.ndarray) -> np.ndarray:
+        """Heights (Q,) of the triangles at points (Q, 3). NaN beyond them, and where a point is
+        above all corners in the 3 x 3 cells around."""
+        heights = np.full(len(points), np.nan)
+        low = np.flatnonzero(points[:, 2] < self._highest[self._raster.cells(points)])
+        if self._surface is not None and len(low):
+            heights[low] = self._surface(points[low, :2])
+        return heights
 
-    def _heights(self, points: np.ndarray) -> np.ndarray:
-        if self._surface is None or not len(points):
-            return np.full(len(points), np.nan)
-        return np.asarray(self._surface(points[:, :2]))
+    def depth(self, points: np.ndarray) -> np.ndarray:
+        """Depths (Q,) of points (Q, 3) below the triangles; 0 above and beyond them."""
+        return np.fmax(self.heights(points) - points[:, 2], 0.0)
 
 
 # Depths of ground points below the triangles that new points may have. With less, the Chamfer

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from forest_options import FOREST
 from scipy.interpolate import LinearNDInterpolator
+from scipy.spatial import cKDTree
 from sheets import CPU, small_model
 
 from pointup import Upsampler, upsample
@@ -228,6 +229,24 @@ def test_points_a_little_below_the_ground_returns_are_lifted_onto_them(make_stor
     assert not above.any() and not far_below.any()
     assert np.abs(below - 0.3).mean() < 0.1 and (below > 0).mean() > 0.95
     assert np.allclose(ground.lifted(lifted), lifted)
+
+
+def test_points_are_lifted_onto_the_ground_itself_but_no_return_is(make_store):
+    """On a slope with dents, in each of which a single return lies, with plants and no classes."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 4000)) * 64
+    above = np.concatenate([np.full(30, -0.1), np.zeros(1970), 2 + 6 * rng.random(2000)])
+    store = make_store(PointCloud(np.stack([x, y, 0.1 * x + above], axis=1)), block_size=256)
+    ground, origin = Ground(store), store.frame.origin
+    measured = store.read(0, len(store))["position"]
+    assert np.abs(ground.lifted(measured) - measured).max() < 0.01
+    # Away from the dents all corners of the triangles are on the slope.
+    places = rng.random((3000, 2)) * 56 + 4
+    places = places[cKDTree(np.stack([x, y], axis=1)[:30]).query(places)[0] > 7]
+    height = 0.1 * places[:, 0]
+    lifted = ground.lifted(np.column_stack([places, height - 0.2]) - origin) + origin
+    assert len(lifted) > 300
+    assert np.allclose(lifted[:, 2], height, rtol=0, atol=store.resolution)
 
 
 def test_points_below_all_returns_are_counted_where_they_are_written(tmp_path):
