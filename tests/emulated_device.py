@@ -34,6 +34,8 @@ WAITING = {
 }  # fmt: skip
 has_float64 = True
 waits: list[str] | None = None
+operations: list[str] = []
+"""Names of the operations that ran on the device, but for views and allocations."""
 
 
 def note_wait(kind: str) -> None:
@@ -126,6 +128,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         note_wait(name)
     host_args, host_kwargs = tree_map(on_host_of, (args, kwargs))
     result = _uninitialised(name, func(*host_args, **host_kwargs))
+    aliases = [each.alias_info for each in schema.returns]
+    if all(alias is None or alias.is_write for alias in aliases) and not name.startswith(
+        ("empty", "new_empty", "_unsafe_view")
+    ):
+        operations.append(name)
     if not is_device:
         return result
     # An operation that writes to an argument returns that same tensor.

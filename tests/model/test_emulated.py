@@ -30,6 +30,7 @@ from pointup.geometry import neighbors
 from pointup.geometry.packed import assume_valid, on_host, to_device
 from pointup.model.upsampler import Upsampler
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
+from pointup.upsampling.in_memory import load_model
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass import selection, upsampling_pass
 
@@ -37,7 +38,7 @@ pytest.importorskip("triton", reason="the kernels' wrappers need triton")
 IS_EMULATED = os.environ.get("POINTUP_TESTS_EMULATED") == "1"
 CPU = torch.device("cpu")
 if IS_EMULATED:
-    from emulated_device import DEVICE, emulated, like_mps, recorded_waits
+    from emulated_device import DEVICE, emulated, like_mps, operations, recorded_waits
 
 slow = pytest.mark.slow
 needs_device = pytest.mark.skipif(not IS_EMULATED, reason="runs in a separate process")
@@ -110,6 +111,19 @@ def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
     for grad, want in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad.cpu(), want, rtol=2e-3, atol=2e-4)
+
+
+@needs_device
+@pytest.mark.parametrize(
+    ("name", "most"), [("lidar", 1220), ("shapes", 1750), ("noisy", 1580), ("forest", 1900)]
+)
+def test_a_step_of_an_included_model_has_no_more_operations(name, most, tmp_path):
+    """Small batches take a GPU 5 us an operation; 2 % are left for other versions of torch."""
+    model = load_model(name, CPU).train().requires_grad_(True).to(DEVICE)
+    batch = batch_of(tmp_path, [60, 35, 90, 80])
+    operations.clear()
+    step(model, batch, DEVICE, None, LossConfig(error=0.2 * model.config.chooses_by_error))
+    assert 0.8 * most < len(operations) <= most
 
 
 @needs_device
