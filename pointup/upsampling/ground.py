@@ -73,8 +73,8 @@ class Ground:
         """Points (Q, 3), those a little below triangles between ground returns lifted onto these.
 
         The returns are the lowest of cells, if near the plane there, and those a little below
-        triangles between these. A point farther below stays where it is: it may be right, and the
-        returns those of plants.
+        triangles between these. A point farther below, or near a return that is, stays where it is:
+        it may be right, and the returns those of plants.
         """
         points = points.copy()
         for rows, rectangle in self._rectangles(points):
@@ -155,6 +155,10 @@ class _Rectangle:
         is_corner = (depth > 0) & (depth <= _MOST_LIFT * side)
         is_corner[low] = True
         self._low_triangles = Triangles(finest, points[is_corner])
+        # Where returns lie far below them, the triangles are not the ground.
+        far_below = np.zeros(len(finest))
+        far_below[cell[self._low_triangles.depth(points) > _MOST_LIFT * side]] = 1.0
+        self._is_far_below = finest.around(far_below, 0.0, np.maximum) > 0
 
     def returns(self) -> np.ndarray:
         """Row numbers (G,) in the store of the ground returns: the lowest of cells."""
@@ -170,7 +174,8 @@ class _Rectangle:
 
     def lifted(self, points: np.ndarray) -> np.ndarray:
         height, depth = points[:, 2], self._low_triangles.depth(points)
-        return height + np.where(depth <= _MOST_LIFT * self._side, depth, 0.0)
+        stays = self._is_far_below[self._levels[0].raster.cells(points)]
+        return height + np.where(stays | (depth > _MOST_LIFT * self._side), 0.0, depth)
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
         finest = self._levels[0]

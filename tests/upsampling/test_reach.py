@@ -151,7 +151,7 @@ def mean_error(points: np.ndarray, centre: np.ndarray) -> float:
         ("lidar", 700),
         ("shapes", 50),
         pytest.param("shapes", 700, marks=pytest.mark.slow),
-        pytest.param("forest", 500, marks=pytest.mark.slow),
+        ("forest", 500),
     ],
 )
 def test_a_stray_return_at_the_origin_does_not_spoil_a_scan(model, num_points):
