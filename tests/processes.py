@@ -8,7 +8,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 
 import psutil
 
@@ -20,9 +22,12 @@ class Run(subprocess.CompletedProcess[str]):
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A free port, below those that connections get, as of other tests until it is used."""
+    while True:
+        port = SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def run_and_watch(command: Sequence[object], timeout: float, **environment: str) -> Run:
