@@ -115,7 +115,13 @@ def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
 
 @needs_device
 @pytest.mark.parametrize(
-    ("name", "most"), [("lidar", 1220), ("shapes", 1750), ("noisy", 1580), ("forest", 1900)]
+    ("name", "most"),
+    [
+        ("lidar", 1220),
+        pytest.param("shapes", 1750, marks=slow),
+        pytest.param("noisy", 1580, marks=slow),
+        ("forest", 1900),
+    ],
 )
 def test_a_step_of_an_included_model_has_no_more_operations(name, most, tmp_path):
     """Small batches take a GPU 5 us an operation; 2 % are left for other versions of torch."""
