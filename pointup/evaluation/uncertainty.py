@@ -52,9 +52,12 @@ def distances_beyond(points: np.ndarray, source: np.ndarray, target: np.ndarray)
         tree, off = cKDTree(source), _squared_distances(source, target)
         gap, near = map(np.asarray, tree.query(source, k=np.arange(1, number + 2)))
         least = max(1e-9 * off.max(), np.finfo(float).tiny)
-        factor = Calibration.fit(gap[:, 1], off / off[near[:, 1:]].mean(axis=1).clip(min=least))
+        # A calibration has four decimals.
+        typical = max(float(np.median(gap[:, 1])), np.finfo(float).tiny)
+        share = off / off[near[:, 1:]].mean(axis=1).clip(min=least)
+        factor = Calibration.fit(gap[:, 1] / typical, share)
         gap, near = map(np.asarray, tree.query(points, k=np.arange(1, number + 1)))
-        squared -= factor.within(gap[:, 0]) * off[near].mean(axis=1)
+        squared -= factor.within(gap[:, 0] / typical) * off[near].mean(axis=1)
     beyond: np.ndarray = np.sqrt(squared.clip(min=0))
     return beyond
 

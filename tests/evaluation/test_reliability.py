@@ -42,6 +42,8 @@ def test_nine_in_ten_points_of_the_truth_are_not_beyond_a_target_whatever_their_
             cKDTree(target).query(points[:50])[0], abs=0.15
         )
     assert (distances_beyond(points[:50], target[:9], target) >= 0).all()
+    in_another_unit = distances_beyond(1e-6 * points, 1e-6 * source, 1e-6 * target)
+    np.testing.assert_allclose(1e6 * in_another_unit, beyond, rtol=0, atol=1e-4)
 
 
 def test_new_points_on_flat_ground_are_off_by_their_height_whatever_the_scan_lines():
