@@ -16,6 +16,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
+# The group is a default argument of its functions. Imported later, it would keep gloo's threads to
+# the end of the interpreter, where one that frees a tensor aborts the process.
+import torch.distributed.nn.functional
+
 from pointup.errors import ConfigError, PointupError, TrainingError
 from pointup.terminal import print_error, status_with_output
 from pointup.training.distributed.preemption import EXIT_INTERRUPTED
