@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -51,8 +52,17 @@ def scatter_of(store: Store) -> Scatter:
     not count: noise is everywhere. A place is a point with its nearest points; what counts is their
     median distance, each to a quadric fitted to the other points around it. Up to eight blocks
     with 16,000 points, spread over the cloud, stand for all. 0 for fewer than 21 points, which are
-    too few to fit.
+    too few to fit. It is estimated once for a store.
     """
+    if store not in _ESTIMATED:
+        _ESTIMATED[store] = _estimated(store)
+    return _ESTIMATED[store]
+
+
+_ESTIMATED: WeakKeyDictionary[Store, Scatter] = WeakKeyDictionary()
+
+
+def _estimated(store: Store) -> Scatter:
     if len(store) <= _NUM_NEIGHBORS:
         return Scatter(0.0, 0.0)
     most = max(1, _MOST_POINTS * store.num_blocks // len(store))

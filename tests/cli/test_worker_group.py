@@ -55,13 +55,7 @@ def test_a_process_that_left_the_group_has_no_thread_of_it():
         subprocess.Popen(
             [sys.executable, "-c", _LEAVE_THE_GROUP],
             stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                **group,
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "ACCELERATE_USE_CPU": "1",
-            },
+            env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank},
         )
         for rank in "01"
     ]

@@ -270,7 +270,8 @@ def test_too_few_points_around_leave_points_where_they_are():
 
 def within(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
     """`within_borders` of children of their nearest measured points."""
-    return within_borders(points, cKDTree(measured).query(points)[1], measured, measured)
+    tree = cKDTree(measured)
+    return within_borders(points, tree.query(points)[1], measured, tree)
 
 
 def nearest_of_hull(corners: np.ndarray, point: np.ndarray) -> np.ndarray:
@@ -330,7 +331,8 @@ def facet(along: np.ndarray, across: np.ndarray, seed: int) -> np.ndarray:
 
 def on_facets(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
     """`onto_facets` of children of their nearest measured points."""
-    return onto_facets(points, cKDTree(measured).query(points)[1], measured, measured)
+    tree = cKDTree(measured)
+    return onto_facets(points, tree.query(points)[1], measured, tree)
 
 
 @settings(max_examples=20, deadline=None)
@@ -407,6 +409,12 @@ def ridge(num_points: int, seed: int = 0) -> np.ndarray:
     return points * np.sqrt([1.0, 0.5, 0.5])
 
 
+def follow(
+    points: np.ndarray, others: np.ndarray, measured: np.ndarray, noise: float
+) -> np.ndarray:
+    return towards_measured(points, others, cKDTree(measured), noise)
+
+
 def off_ridge(points: np.ndarray) -> np.ndarray:
     return np.asarray(np.abs(points[:, 2] + np.abs(points[:, 1])) / np.sqrt(2))
 
@@ -415,12 +423,12 @@ def test_points_of_a_rounded_ridge_move_back_to_it_however_it_lies():
     measured, new = ridge(1000), ridge(4000, 1)
     rounded = new.copy()
     rounded[:, 2] = -np.hypot(new[:, 1], 0.06)
-    moved = towards_measured(rounded, NOTHING, measured, 0.0)
+    moved = follow(rounded, NOTHING, measured, 0.0)
     near = (np.abs(new[:, 1]) < 0.05) & (np.abs(new[:, 0] - 0.5) < 0.4)
     assert off_ridge(moved[near]).mean() < 0.5 * off_ridge(rounded[near]).mean()
     turn = rotation(1)
     turned = [3.0 * points @ turn.T + 5.0 for points in (rounded, measured)]
-    again = towards_measured(turned[0], NOTHING, turned[1], 0.0)
+    again = follow(turned[0], NOTHING, turned[1], 0.0)
     np.testing.assert_allclose((again - 5.0) @ turn / 3.0, moved, rtol=0, atol=1e-9)
 
 
@@ -428,11 +436,11 @@ def test_points_of_a_block_follow_measured_points_as_in_the_whole_cloud():
     """With the points that are up to three spacings away from the block."""
     measured, new = ridge(1000), ridge(4000, 1)
     new[:, 2] = -np.hypot(new[:, 1], 0.06)
-    moved = towards_measured(new, NOTHING, measured, 0.005)
+    moved = follow(new, NOTHING, measured, 0.005)
     margin = 3.0 * np.median(cKDTree(measured).query(measured, k=7)[0][:, 1:].mean(axis=1))
     inside, near = (np.abs(new[:, 0] - 0.5) < 0.2 + width for width in (0.0, margin))
     around = measured[np.abs(measured[:, 0] - 0.5) < 0.2 + margin]
-    alone = towards_measured(new[inside], new[near & ~inside], around, 0.005)
+    alone = follow(new[inside], new[near & ~inside], around, 0.005)
     np.testing.assert_allclose(alone, moved[inside], rtol=0, atol=1e-12)
 
 
@@ -441,12 +449,10 @@ def test_points_of_a_plane_do_not_follow_the_noise_of_measured_points():
     measured, new = relax(plane(1000), NOTHING), relax(plane(4000, 1), NOTHING)
     spacing = np.median(cKDTree(measured).query(measured, k=7)[0][:, 1:].mean(axis=1))
     measured += 0.3 * spacing * rng.standard_normal(measured.shape)
-    follow, stay = (
-        towards_measured(new, NOTHING, measured, share * spacing) for share in (0.0, 0.3)
-    )
+    following, stay = (follow(new, NOTHING, measured, share * spacing) for share in (0.0, 0.3))
     inside = np.abs(new[:, :2] - 0.5).max(axis=1) < 0.4
-    follow, stay = (np.abs(points[inside, 2]) for points in (follow, stay))
-    assert np.mean(stay) < 0.25 * np.mean(follow)
+    following, stay = (np.abs(points[inside, 2]) for points in (following, stay))
+    assert np.mean(stay) < 0.25 * np.mean(following)
 
 
 def test_a_tip_that_is_too_short_reaches_to_its_measured_point_but_for_the_noise():
@@ -462,15 +468,12 @@ def test_a_tip_that_is_too_short_reaches_to_its_measured_point_but_for_the_noise
 
     measured = np.concatenate([np.zeros((1, 3)), cone(1000, 0.15)])
     new = cone(4000, 0.15)
-    tips = [
-        towards_measured(new, NOTHING, measured, noise)[:, 2].max()
-        for noise in (0.0, 0.02, 0.04, 0.2)
-    ]
+    tips = [follow(new, NOTHING, measured, noise)[:, 2].max() for noise in (0.0, 0.02, 0.04, 0.2)]
     assert tips[0] == pytest.approx(0.0, abs=0.02)
     assert tips[0] > tips[1] > tips[2] > tips[3] == pytest.approx(new[:, 2].max(), abs=1e-3)
     # Points of another block that are nearer to the apex move instead.
     others = np.array([[0.0, 0.0, -0.05]])
-    assert towards_measured(new, others, measured, 0.0)[:, 2].max() < -0.1
+    assert follow(new, others, measured, 0.0)[:, 2].max() < -0.1
 
 
 @pytest.mark.parametrize("number", [12, 20])

@@ -293,27 +293,27 @@ _GAP = np.pi / 2
 
 
 def within_borders(
-    points: np.ndarray, parent: np.ndarray, sources: np.ndarray, measured: np.ndarray
+    points: np.ndarray, parent: np.ndarray, sources: np.ndarray, measured: cKDTree
 ) -> np.ndarray:
     """Positions (M, 3) of points (M, 3) of which those beyond a border are moved back to it.
 
-    A point is beyond a border if its nearest points of `measured` (F, 3) lie in a plane, and its
+    A point is beyond a border if its nearest points of the tree `measured` lie in a plane, and its
     projection onto the plane is outside of their convex hull there. It moves within the plane to
     the nearest point of the hull. Only points near a border are looked at: `parent` (M,) is the row
     of each point's parent in `sources` (P, 3), which are in `measured`. With fewer than three
     measured points nothing moves.
     """
-    if len(measured) < 3 or not len(points):
+    if measured.n < 3 or not len(points):
         return points
-    tree, now = cKDTree(measured), points.copy()
+    now = points.copy()
     at_border = np.zeros(len(sources), dtype=bool)
     for part in _parts(len(sources)):
-        around, _, _ = _in_plane(tree, sources[part], itself=True)
+        around, _, _ = _in_plane(measured, sources[part], itself=True)
         at_border[part] = _widest_gap(around) > _GAP
     near_border = np.flatnonzero(at_border[parent])
     for part in _parts(len(near_border)):
         rows = near_border[part]
-        around, axes, is_flat = _in_plane(tree, points[rows], itself=False)
+        around, axes, is_flat = _in_plane(measured, points[rows], itself=False)
         beyond = np.flatnonzero(is_flat & (_widest_gap(around) > np.pi))
         now[rows[beyond]] += np.einsum("qij,qj->qi", axes[beyond], _to_hull(around[beyond]))
     return now
@@ -362,25 +362,24 @@ _BY_CHANCE, _OF_ONE = 1.2, 1.5
 
 
 def towards_measured(
-    points: np.ndarray, others: np.ndarray, measured: np.ndarray, noise: float
+    points: np.ndarray, others: np.ndarray, measured: cKDTree, noise: float
 ) -> np.ndarray:
     """Positions (M, 3) of new points (M, 3), moved to where smoothing has removed ridges and tips.
 
-    There the `measured` (F, 3) lie off all new points, these and the `others` (G, 3), farther than
-    by their `noise`, a standard deviation. A point moves by what those around it lie off on
-    average, less the share of noise (Tukey's twicing, shrunk as by James and Stein). At a tip it
-    moves outwards to a single measured point beyond it, but for the noise of this.
+    There the `measured` points of a tree lie off all new points, these and the `others` (G, 3),
+    farther than by their `noise`, a standard deviation. A point moves by what those around it lie
+    off on average, less the share of noise (Tukey's twicing, shrunk as by James and Stein). At a
+    tip it moves outwards to a single measured point beyond it, but for the noise of this.
     """
     new = np.concatenate([points, others])
-    if len(measured) <= _NUM_MEASURED or len(new) < _NUM_AT_TIP:
+    if measured.n <= _NUM_MEASURED or len(new) < _NUM_AT_TIP:
         return points
     tree = cKDTree(new)
-    distance, around = (np.asarray(found) for found in tree.query(measured, k=_NUM_NEW))
+    distance, around = (np.asarray(found) for found in tree.query(measured.data, k=_NUM_NEW))
     weight = 1.0 / np.maximum(distance, 1e-100)
     weight /= weight.sum(axis=1, keepdims=True)
-    off = measured - np.einsum("fk,fki->fi", weight, new[around])
-    found = cKDTree(measured).query(points, k=_NUM_MEASURED)
-    distance, index = (np.asarray(part) for part in found)
+    off = measured.data - np.einsum("fk,fki->fi", weight, new[around])
+    distance, index = (np.asarray(part) for part in measured.query(points, k=_NUM_MEASURED))
     # Points closer than the step of the grid are at a distance of 0.
     nothing = np.finfo(float).tiny
     reach = 1.05 * np.maximum(distance[:, -1:], nothing)
@@ -392,7 +391,7 @@ def towards_measured(
     moved = points + (1.0 - np.square(error / length)).clip(min=0.0)[:, None] * step
     rows = np.flatnonzero(around[:, 0] < len(points))
     tip = around[rows, 0]
-    beyond = measured[rows] - moved[tip]
+    beyond = measured.data[rows] - moved[tip]
     is_far = np.linalg.norm(beyond, axis=1) > _OF_ONE * noise
     tip, beyond = tip[is_far], beyond[is_far]
     distance, index = (np.asarray(found) for found in tree.query(moved[tip], k=_NUM_AT_TIP))
@@ -419,22 +418,23 @@ _PARALLEL = 0.97
 
 
 def onto_facets(
-    points: np.ndarray, parent: np.ndarray, sources: np.ndarray, measured: np.ndarray
+    points: np.ndarray, parent: np.ndarray, sources: np.ndarray, measured: cKDTree
 ) -> np.ndarray:
     """Positions (M, 3) of points (M, 3), of which those where flat facets meet are moved onto them.
 
-    That is where the nearest points of `measured` (F, 3) lie on two or three planes, each of which
-    is fitted to points of one facet. A point moves onto the nearest plane. If it is then beyond
-    another plane, on whose one side all points of its facet lie, it moves within its own plane to
-    the line where both meet. At edges sharper than about 60 degrees some points stay as they are:
-    planes fitted there mix both facets. `parent` (M,) and `sources` (P, 3) are those of
+    That is where the nearest points of the tree `measured` lie on two or three planes, each of
+    which is fitted to points of one facet. A point moves onto the nearest plane. If it is then
+    beyond another plane, on whose one side all points of its facet lie, it moves within its own
+    plane to the line where both meet. At edges sharper than about 60 degrees some points stay as
+    they are: planes fitted there mix both facets. `parent` (M,) and `sources` (P, 3) are those of
     `within_borders`.
     """
-    if len(measured) < _NUM_AROUND or not len(points):
+    if measured.n < _NUM_AROUND or not len(points):
         return points
-    tree, now = cKDTree(measured), points.copy()
-    distance, index = (np.asarray(found) for found in tree.query(measured, k=_NUM_OF_PLANE + 1))
-    frame, variance = principal_axes(measured[index], distance)
+    now = points.copy()
+    found = measured.query(measured.data, k=_NUM_OF_PLANE + 1)
+    distance, index = (np.asarray(part) for part in found)
+    frame, variance = principal_axes(measured.data[index], distance)
     normals, spacing = frame[:, :, 0], distance[:, 1:].mean(axis=1)
     is_flat = variance[:, 0] < 0.1 * _FLAT * variance.sum(axis=1)
     near_facet = is_flat
@@ -443,12 +443,12 @@ def onto_facets(
     at_edge = near_facet & ~is_flat[index].all(axis=1)
     if not at_edge.any():
         return points
-    at_edge = at_edge[np.asarray(tree.query(sources)[1])]
+    at_edge = at_edge[np.asarray(measured.query(sources)[1])]
     near_edge = np.flatnonzero(at_edge[parent])
     for part in _parts(len(near_edge)):
         rows = near_edge[part]
-        index = np.asarray(tree.query(points[rows], k=_NUM_AROUND)[1])
-        around = measured[index] - points[rows, None]
+        index = np.asarray(measured.query(points[rows], k=_NUM_AROUND)[1])
+        around = measured.data[index] - points[rows, None]
         width = spacing[index[:, :4]].mean(axis=1)
         facets = _facets(around, normals[index], is_flat[index], _ON_PLANE * width)
         step = _to_facets(around, *facets, _ON_PLANE * width)

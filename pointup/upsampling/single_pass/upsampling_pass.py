@@ -301,12 +301,12 @@ class UpsamplingPass:
             points = onto_surface(selected, free, fixed)
         else:
             points = relax(free, fixed, *self._relaxation, len(selected))
-        if self._denoises and not self._second_pass:
-            points = towards_measured(points, free[len(points) :], sources, self._scatter.length)
         if self._has_sheets:
-            core = region.rows["position"][region.places(block)]
-            points = within_borders(points, picked["row"], core, sources)
-            points = onto_facets(points, picked["row"], core, sources)
+            tree, core = cKDTree(sources), region.rows["position"][region.places(block)]
+            if self._denoises and not self._second_pass:
+                points = towards_measured(points, free[len(points) :], tree, self._scatter.length)
+            points = within_borders(points, picked["row"], core, tree)
+            points = onto_facets(points, picked["row"], core, tree)
         new = picked | self._measured.settle(region, points, selected)
         kept = self._measured.is_kept(new["position"], new["distance"])
         of_rows = {"target_count": new.pop("target_count")}
