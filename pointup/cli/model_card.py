@@ -68,7 +68,9 @@ def card_of_run(
     return _card(license, repo, picture, sections, upsampler.config.has_heights, network, **facts)
 
 
-def card_of_model(directory: Path, repo: str, license: str, limits: str) -> str:
+def card_of_model(
+    directory: Path, upsampler: Upsampler, repo: str, license: str, limits: str
+) -> str:
     """The card of a model directory: its own, where it was written by hand, with this licence, or
     one that says that nothing is known about data and figures."""
     path = directory / "README.md"
@@ -78,7 +80,8 @@ def card_of_model(directory: Path, repo: str, license: str, limits: str) -> str:
         added = f"\n\n## Limits, added\n\n{limits}" if limits else ""
         return _with_metadata(license, written + added)
     unknown = "The model was given without its run: its data and its figures are not stated."
-    return _card(license, repo, "", {"Limits": _list([LIMITS[0], unknown, limits])})
+    sections = {"Limits": _list([LIMITS[0], unknown, limits])}
+    return _card(license, repo, "", sections, upsampler.config.has_heights)
 
 
 def command_of_run(run: RunRecord) -> str:
@@ -132,7 +135,7 @@ def _card(
     repo: str,
     picture: str,
     sections: Mapping[str, str],
-    has_heights: bool = True,
+    has_heights: bool,
     network: str = "",
     **facts: Any,
 ) -> str:

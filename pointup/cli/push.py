@@ -91,7 +91,7 @@ class Push:
         folder.mkdir(parents=True, exist_ok=True)
         upsampler.save_pretrained(folder)
         if run is None:
-            card = card_of_model(source, self.repo, self.license, self.limits)
+            card = card_of_model(source, upsampler, self.repo, self.license, self.limits)
         else:
             caption = ""
             if picture := picture_of_run(run, self.max_pairs):

@@ -178,6 +178,8 @@ def test_a_model_keeps_a_card_that_was_written_by_hand(run, tmp_path):
         assert main(words) == 0
         written = ModelCard.load(folder / "README.md")
         assert expected in written.text and written.data.license == "mit"
+        # The model of the run knows no heights.
+        assert "survey.laz" not in written.text and "lidar" not in written.data.tags
 
 
 def test_a_push_sends_all_files_to_a_repository_that_it_makes(run, monkeypatch, capsys):
