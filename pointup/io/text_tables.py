@@ -26,6 +26,7 @@ from pointup.io.cloud import (
     PointCloud,
     as_positions,
     storable,
+    warn_once,
 )
 
 
@@ -33,7 +34,8 @@ from pointup.io.cloud import (
 class TextHeader:
     """The layout of a table: its delimiter, its columns in order, and where their names are.
 
-    `mark` begins a comment: "#" or "//". `decimal` is the decimal mark.
+    `mark` begins a comment: "#" or "//". `decimal` is the decimal mark. `texts` are the columns of
+    words, which are left out.
     """
 
     delimiter: str = " "
@@ -41,8 +43,11 @@ class TextHeader:
     names: tuple[str, ...] = ()
     mark: str = "#"
     decimal: Literal[".", ","] = "."
+    texts: tuple[str, ...] = ()
 
 
+# Names of columns that surveyors give.
+_AXES = {"easting": "x", "northing": "y", "elevation": "z"}
 COMMENT = re.compile("#|//")
 DECIMAL_COMMA = re.compile(r"[+-]?\d*(,\d+)?([eE][+-]?\d+)?")
 COMMENT_IN_BYTES = re.compile(rb"[ \t]*(?:#|//)[^\n]*")
@@ -53,13 +58,16 @@ def read_text(path: Path) -> PointCloud:
 
     Delimiters are commas, semicolons, tabs or blanks. Column names come from a first line without
     numbers, or from the comment above the first row if it has a name for each column, including x,
-    y and z. Without names, the first three columns are x, y, z and the others `column_4`,
-    `column_5`, ... Columns of integers are int64, above it uint64, others float64. # and // begin a
-    comment. With semicolons as delimiters, the decimal mark may be a comma. A delimiter at the end
-    of the rows adds no column.
+    y and z, or easting, northing and elevation. Without names, the first three columns are x, y, z
+    and the others `column_4`, `column_5`, ... Columns of integers are int64, above it uint64,
+    others float64. Named columns of words are left out with a warning. # and // begin a comment.
+    With semicolons as delimiters, the decimal mark may be a comma. A delimiter at the end of the
+    rows adds no column. A line before the first row may have the number of rows.
     """
     text = read_bytes(path)
-    header, start = _read_layout(path, text)
+    header, start, number = _read_layout(path, text)
+    if header.texts:
+        warn_once(f"{path}: columns of words are left out: {', '.join(header.texts)}")
     if header.delimiter != "," and b"," in _without_comments(text[start:]):
         header = replace(header, decimal=",")
     columns = read_columns(path, text, start, header)
@@ -69,6 +77,11 @@ def read_text(path: Path) -> PointCloud:
             f"as {','.join(['number', *'yxz', *header.names[4:]])}"
         )
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
+    if number not in (None, len(positions)):
+        raise FileError(
+            f"{path}: its first line counts {number} points, it has {len(positions)}; export it "
+            "again"
+        )
     return PointCloud(positions, columns, header, path)
 
 
@@ -126,50 +139,51 @@ def _decoded(line: bytes) -> str:
         return line.decode("latin-1")
 
 
-def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
-    start, comment, mark, first = 0, "", "#", ""
+def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int, int | None]:
+    """The header, where the rows start, and the number of rows, if a line before them has it."""
+    start, comment, mark, first, number = 0, "", "#", "", None
     for raw in io.BytesIO(text):
         line = _decoded(raw).strip()
         first = without_comment(line)
-        if first:
+        if first and not (number is None and first.isdecimal()):
             break
+        start += len(raw)
+        if first:
+            number, first = int(first), ""
+            continue
         mark = "//" if line.startswith("//") else "#"
         comment = line.lstrip("#/ ")
-        start += len(raw)
     if not first:
         raise FileError(f"{path}: no points in it; leave it out")
     delimiter = _find_delimiter(first)
     fields = _split(first, delimiter)
     if not any(is_number(field, delimiter) for field in fields):
         names, start = fields, start + len(raw)
-        if not names[-1] and _ends_empty(text, start, delimiter, len(names)):
+        row = _first_row(text, start, delimiter)
+        if not names[-1] and not any(row[len(names) - 1 :]):
             names.pop()
-        _check_names(path, names)
-        return TextHeader(delimiter, "first line", _with_default_names(names)), start
+        titles, texts = _checked_names(path, names, row, delimiter)
+        return TextHeader(delimiter, "first line", titles, texts=texts), start, number
     if not fields[-1]:
         fields.pop()
     if len(fields) < 3:
-        hint = "; remove this line if it is the number of points" if first.isdigit() else ""
         raise FileError(
-            f"{path}: {len(fields)} columns in {first[:40]!r}; at least x, y and z are needed{hint}"
+            f"{path}: {len(fields)} columns in {first[:40]!r}; at least x, y and z are needed"
         )
     for names in (_split(comment, delimiter), comment.split()):
         names = names if any(names[len(fields) :]) else names[: len(fields)]
-        if len(names) == len(fields) and set("xyz") <= {name.lower() for name in names}:
-            _check_names(path, names)
-            return TextHeader(delimiter, "comment", _with_default_names(names), mark), start
-    return TextHeader(
-        delimiter, "nowhere", _with_default_names(["x", "y", "z", *[""] * (len(fields) - 3)])
-    ), start
+        if len(names) == len(fields) and set("xyz") <= set(column_names(names)):
+            titles, texts = _checked_names(path, names, fields, delimiter)
+            return TextHeader(delimiter, "comment", titles, mark, texts=texts), start, number
+    titles = _with_default_names(["x", "y", "z", *[""] * (len(fields) - 3)])
+    return TextHeader(delimiter, "nowhere", titles), start, number
 
 
-def _ends_empty(text: bytes, start: int, delimiter: str, number: int) -> bool:
-    """Whether the first row from byte `start` on has nothing in the last of `number` columns."""
+def _first_row(text: bytes, start: int, delimiter: str) -> list[str]:
     lines = io.BytesIO(text)
     lines.seek(start)
     rows = (without_comment(_decoded(line)) for line in lines)
-    fields = _split(next(filter(None, rows), ""), delimiter)
-    return not any(fields[number - 1 :])
+    return _split(next(filter(None, rows), ""), delimiter)
 
 
 def without_comment(line: str) -> str:
@@ -188,9 +202,13 @@ def _find_delimiter(line: str) -> str:
     return delimiter
 
 
-def _check_names(path: Path, names: Sequence[str]) -> None:
+def _checked_names(
+    path: Path, names: Sequence[str], row: Sequence[str], delimiter: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of all columns, and of those with a word in the first row."""
     lower = [name.lower() for name in names]
-    if not set("xyz") <= set(lower):
+    axes = column_names(names)
+    if not set("xyz") <= set(axes):
         raise FileError(
             f"{path}: the first line {' '.join(names)[:60]!r} holds neither numbers nor the column "
             "names x, y and z; add these names"
@@ -198,6 +216,13 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     for name in lower:
         if name and lower.count(name) > 1:
             raise FileError(f"{path}: two columns are named {name!r}; rename one")
+    titles = _with_default_names(names)
+    texts = [
+        title
+        for title, axis, field in zip(titles, axes, row, strict=False)
+        if axis not in set("xyz") and field and not is_number(field, delimiter)
+    ]
+    return titles, tuple(texts)
 
 
 def _with_default_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -227,7 +252,8 @@ def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    names = [axis_or_name(name) for name in header.names]
+    names = column_names(header.names)
+    kept = [name for name in names if name not in header.texts]
     options = {
         # pyarrow infers a column's type from the first block, so one block should hold the table.
         "read_options": arrow_csv.ReadOptions(
@@ -239,7 +265,7 @@ def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
 
     def parsed(types: Mapping[str, pa.DataType]) -> pa.Table | None:
         convert = arrow_csv.ConvertOptions(
-            column_types=types, decimal_point=header.decimal, **words
+            column_types=types, decimal_point=header.decimal, include_columns=kept, **words
         )
         with suppress(pa.ArrowException):
             return arrow_csv.read_csv(pa.BufferReader(body), convert_options=convert, **options)
@@ -247,10 +273,10 @@ def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
 
     table = parsed({})
     if table is None or not {column.type for column in table.columns} <= {pa.int64(), pa.float64()}:
-        table = parsed(dict.fromkeys(names, pa.float64()))
+        table = parsed(dict.fromkeys(kept, pa.float64()))
     if table is None or any(column.null_count for column in table.columns):
         return None
-    columns = {name: table[name].to_numpy() for name in names}
+    columns = {name: table[name].to_numpy() for name in kept}
     for name in columns.keys() - set("xyz"):
         # pyarrow takes integers of more than 63 bits for floats.
         if columns[name].dtype == np.float64 and 2.0**63 <= columns[name].max() <= 2.0**64:
@@ -261,6 +287,14 @@ def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
 
 def axis_or_name(name: str) -> str:
     return name.lower() if name.lower() in ("x", "y", "z") else name
+
+
+def column_names(titles: Sequence[str]) -> list[str]:
+    """Names of columns with these titles: x, y, z for the coordinates."""
+    names = [axis_or_name(title) for title in titles]
+    if set("xyz") <= set(names):
+        return names
+    return [_AXES.get(name.lower(), name) for name in names]
 
 
 def _row_error(path: Path, text: bytes, start: int, header: TextHeader) -> FileError:
@@ -275,8 +309,8 @@ def _row_error(path: Path, text: bytes, start: int, header: TextHeader) -> FileE
                 f"{path}: line {number} has {len(fields)} columns, the lines before it "
                 f"{len(header.names)}; correct or remove it"
             )
-        for field in fields if line else []:
-            if not is_number(field, header.delimiter):
+        for name, field in zip(header.names, fields, strict=False) if line else []:
+            if name not in header.texts and not is_number(field, header.delimiter):
                 return FileError(
                     f"{path}: line {number}: {field[:40]!r} is not a number; correct it"
                 )
@@ -323,7 +357,8 @@ class TextWriter(ColumnWriter):
             self.header = TextHeader(",", "first line")
         else:
             self.header = TextHeader(" ", "comment" if len(self.columns) > 3 else "nowhere")
-        written = {axis_or_name(name): name for name in self.header.names}
+        names = self.header.names
+        written = dict(zip(column_names(names), names, strict=True))
         kept = [name for name in written if name in self.columns]
         order = dict.fromkeys([*kept, *self.columns])
         self._titles = [written.get(name, name) for name in order]
