@@ -167,8 +167,10 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int, int | None]:
     if not fields[-1]:
         fields.pop()
     if len(fields) < 3:
+        is_raster = first.lower().startswith("ncols")
+        hint = ": it is a raster; give the points it was made of" if is_raster else ""
         raise FileError(
-            f"{path}: {len(fields)} columns in {first[:40]!r}; at least x, y and z are needed"
+            f"{path}: {len(fields)} columns in {first[:40]!r}; at least x, y and z are needed{hint}"
         )
     for names in (_split(comment, delimiter), comment.split()):
         names = names if any(names[len(fields) :]) else names[: len(fields)]

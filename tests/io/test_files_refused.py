@@ -34,6 +34,7 @@ BAD_TEXTS = {
     "only a number of points": ("3\n", r"no points in it; leave it out"),
     "a word for a coordinate": ("x y z\n1 2 three\n", r"line 2: 'three' is not a number"),
     "two columns": ("1 2\n3 4\n", r"2 columns in '1 2'; at least x, y and z are needed"),
+    "a raster": ("NCOLS 2\nnrows 1\nxllcorner 0\n1 2\n", r"z are needed: it is a raster; give the"),
     "a short line": ("#\n1 2 3\n\n4 5\n", r"line 4 has 2 columns, the lines before it 3"),
     "an empty field in the last column": ("x,y,z,i\n1,2,3,4\n4,5,6,\n", r"line 3: '' is not a n"),
     "empty fields in a named last column": ("x,y,z,i\n1,2,3,\n", r"line 2: '' is not a number"),
