@@ -154,12 +154,6 @@ sys.modules.update(dict.fromkeys(["fcntl", "grp", "pwd", "resource"]))
 """
 
 
-def test_upsampling_imports_nothing_of_training_or_of_unix():
-    upsampling = "import pointup.cli.upsample.written_files, pointup.cli.view; print(*sys.modules)"
-    loaded = run_python(WITHOUT_UNIX + upsampling).split()
-    assert not {"torch_geometric", "datasets", "tensorboard"} & set(loaded)
-
-
 def test_no_name_stands_for_several_things():
     modules = Counter(path.stem for path in MODULES if path.stem != "__init__")
     classes = Counter(
@@ -173,19 +167,27 @@ def test_no_name_stands_for_several_things():
     assert [name for name, number in classes.items() if number > 1] == []
 
 
-def test_training_imports_no_upsampling_no_formats_of_surveys_and_no_pictures():
+def test_training_and_upsampling_import_nothing_of_each_other_and_no_more_than_they_need():
     code = """
 import sys, train
 print(*sys.modules)
 for name in [name for name in sys.modules if name.partition(".")[0] == "pointup"]:
     del sys.modules[name]
 """
-    # In the same process, because libraries take seconds: evaluation imports nothing of Unix.
+    # In the same process, because libraries take seconds: upsampling and evaluation import nothing
+    # of Unix, and upsampling no libraries of training.
+    upsampling = """
+names = ("torch_geometric", "datasets", "tensorboard")
+of_training = {name: sys.modules.get(name) for name in names}
+sys.modules.update(dict.fromkeys(of_training))
+import pointup.cli.upsample.written_files, pointup.cli.view
+sys.modules.update(of_training)
+"""
     evaluation = """
 import pointup.evaluation.lidar, pointup.evaluation.pu_gcn, pointup.evaluation.rasters
 import pointup.cli.evaluate.pairs, pointup.cli.dataset_statistics
 """
-    loaded = run_python(code + WITHOUT_UNIX + evaluation).split()
+    loaded = run_python(code + WITHOUT_UNIX + upsampling + evaluation).split()
     own = [name for name in loaded if name.partition(".")[0] == "pointup"]
     assert len(own) <= 100, f"{len(own)} modules"
     formats = ("files", "las", "las_writer", "ply", "pcd", "pts", "e57", "text_tables")

@@ -72,6 +72,7 @@ def test_surveys_of_a_scene_are_independent():
     assert cKDTree(pair.target).query(pair.source)[0].min() > 0
 
 
+@pytest.mark.slow
 def test_plants_that_move_between_the_surveys_are_farther_from_those_of_the_first():
     def away(pair: Pair, cloud: np.ndarray) -> float:
         return float(np.mean(cKDTree(pair.target).query(cloud)[0]))
