@@ -24,7 +24,7 @@ from pointup.datasets.batch import move
 from pointup.model.upsampler import Upsampler
 from pointup.training.calibration import calibrate_kept_model
 from pointup.training.config import TrainConfig, parse_command_line
-from pointup.training.datasets import open_training_data
+from pointup.training.datasets import TrainingBatches, open_training_data
 from pointup.training.distributed.accelerator import (
     checked_launch,
     make_optimizer,
@@ -98,7 +98,7 @@ def train_model(
     checkpoint = state.load_latest(schedule)
     evaluation = Evaluation(data, accelerator, config, state.progress.validated)
     progress, began = state.progress, time.monotonic() - state.progress.elapsed_seconds
-    batches = data.batches(config, sampler, accelerator)
+    batches = TrainingBatches(config, data, sampler, accelerator)
 
     monitor = Monitor(accelerator, config, data, progress)
     watchdog = Watchdog(accelerator, config.hang_timeout)

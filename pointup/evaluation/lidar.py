@@ -91,11 +91,9 @@ class SurveyReference:
         inside = prediction if self.everywhere else _on(self.extent, prediction, "prediction")
         return mean_distance(inside, self.points) + mean_distance(self.inside, prediction)
 
-    def measure_fitted(
-        self, source: np.ndarray, num_points: int, seed: int, name: str = ""
-    ) -> dict[str, Figures]:
+    def measure_fitted(self, source: np.ndarray, num_points: int, seed: int) -> dict[str, Figures]:
         """The figures of `fitted_clouds` of a source (N, 3), and their noise, by row."""
-        fitted = fitted_clouds(source, max(num_points, len(source)), self.chamfer, seed, name)
+        fitted = fitted_clouds(source, max(num_points, len(source)), self.chamfer, seed)
         return {
             row: self.measure(cloud) | {"share": share} for row, (cloud, share) in fitted.items()
         }

@@ -36,7 +36,7 @@ from pointup.option_help import with_option_help
 from pointup.shipped import shipped_options
 from pointup.training.model_choice import ChosenBy
 from pointup.training.objective import LossConfig
-from pointup.training.run_directory.checkpoint import OnSaveError, has_checkpoints
+from pointup.training.run_directory.checkpoint import has_checkpoints
 
 logger = logging.getLogger("pointup")
 
@@ -210,7 +210,7 @@ class TrainConfig:
     hang_timeout: Timeout = 300.0
     """Seconds without progress of a process after which the run ends and reports what every process
     was doing; waiting for others that make progress counts as progress. 10000000 disables this."""
-    on_save_error: OnSaveError = "go-on"
+    on_save_error: Literal["go-on", "end"] = "go-on"
     """What to do if the disk is full or read-only when a checkpoint is saved."""
     debug: Switch = False
     """Enable slow checks: anomaly detection in the backward pass, distributed checks, and the full

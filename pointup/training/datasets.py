@@ -125,12 +125,6 @@ class TrainingData:
             "plan": zlib.crc32(plan.ptr.tobytes(), zlib.crc32(plan.samples.tobytes())),
         }
 
-    def batches(
-        self, config: TrainConfig, sampler: TokenBudgetBatchSampler, accelerator: Accelerator
-    ) -> TrainingBatches:
-        """The batches of this process until the end of the run."""
-        return TrainingBatches(config, self, sampler, accelerator)
-
     @contextmanager
     def worker_faults(self) -> Iterator[None]:
         """Turn the failure of a data worker inside the `with` block into a one-line error.

@@ -247,7 +247,7 @@ class Evaluation:
         vertical, origin = samples.is_vertical(index), samples.origin(index)
         try:
             # Imported here: the start of a run does not wait for matplotlib.
-            from pointup.visualization import evaluation_picture
+            from pointup.visualization.columns import evaluation_picture
 
             return evaluation_picture(
                 source=points["source"] + origin,

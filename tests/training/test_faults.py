@@ -38,7 +38,8 @@ from forked import run_forked
 from processes import pids_of, shared_memory_of
 from test_distributed import steps_of
 
-from pointup.datasets.pair_dataset import open_samples, write_pairs
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_writer import write_pairs
 from pointup.training.config import TrainConfig
 from pointup.training.run_directory.checkpoint import FILES, step_of
 

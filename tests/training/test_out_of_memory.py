@@ -10,7 +10,9 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import collate, num_tokens
-from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
+from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import TrainingError
 from pointup.training.faults.out_of_memory import halves, in_pieces
 

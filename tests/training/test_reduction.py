@@ -17,7 +17,8 @@ from torch_geometric.data import Batch, Data
 
 from pointup.benchmark.training_step import OneProcessGroup
 from pointup.datasets.batch import collate, make_loader
-from pointup.datasets.pair_dataset import PairDataset, open_samples
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
 from pointup.model.upsampler import Upsampler
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.step_totals import StepMeter, StepTotals

@@ -18,7 +18,9 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import num_tokens
-from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
+from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import TrainingError
 from pointup.training import config as options
 from pointup.training.config import TrainConfig
@@ -27,7 +29,6 @@ from pointup.training.faults import token_budget as budget
 from pointup.training.faults.available_memory import (
     PeakMemory,
     memory_limit,
-    room_in_control_groups,
 )
 from pointup.training.faults.token_budget import (
     heaviest_batches,
@@ -116,28 +117,6 @@ def test_the_peak_of_briefly_held_memory_is_measured():
 def test_the_limit_is_the_share_of_this_process_in_the_free_memory():
     alone, shared = memory_limit(CPU, 1), memory_limit(CPU, 1000)
     assert 0 < shared < alone
-
-
-@pytest.mark.parametrize(
-    "line, files",
-    [
-        ("0::/job", {"job/memory.max": "1000", "job/memory.current": "400"}),
-        ("0::/job/step", {"job/memory.max": "1000", "job/memory.current": "400",
-                          "job/step/memory.max": "max", "job/step/memory.current": "400"}),
-        ("0::/outside/of/the/container", {"memory.max": "1000", "memory.current": "400"}),
-        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": "1000",
-                           "memory/job/memory.usage_in_bytes": "400"}),
-    ],
-)  # fmt: skip
-def test_limits_of_control_groups_are_read(tmp_path, line, files):
-    (tmp_path / "membership").write_text(f"3:cpuset:/\n{line}\n")
-    for name, text in files.items():
-        path = tmp_path / "sys" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-        path.with_name("memory.stat").write_text("anon 1\ninactive_file 50\ntotal_inactive_file 50")
-    assert room_in_control_groups(tmp_path / "membership", tmp_path / "sys") == [650]
-    assert room_in_control_groups(tmp_path / "nothing") == []
 
 
 class CountedMemory:

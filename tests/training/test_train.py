@@ -14,7 +14,7 @@ from conftest import metrics_of, wavy_pair
 from runs import SMALL, final_weights, options, training
 from torch import Tensor
 
-from pointup.datasets.pair_dataset import open_samples
+from pointup.datasets.opening import open_samples
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import DataError
 from pointup.model.config import ModelConfig

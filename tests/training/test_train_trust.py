@@ -17,12 +17,12 @@ from conftest import metrics_of, wavy_pair
 from runs import final_weights, options, training
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pointup import visualization as pictures
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, TrainingError
 from pointup.training import evaluation, training_state
 from pointup.training.evaluation import Evaluation
+from pointup.visualization import columns
 
 
 def evaluations_of(run: Path) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_
     # A valid archive, which the check before a run accepts, but not of a surface.
     (tmp_path / "data" / "surfaces").mkdir()
     np.savez(tmp_path / "data" / "surfaces" / "other.npz", a=np.zeros(3))
-    real, real_picture = evaluation.clouds_of_pairs, pictures.evaluation_picture
+    real, real_picture = evaluation.clouds_of_pairs, columns.evaluation_picture
 
     def clouds_of_pairs(batch: Any, *given: Any) -> Any:
         # Set here, because the check of a dataset excludes such a sample from the dataset.
@@ -93,7 +93,7 @@ def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_
         return real_picture(*given, title=title, **named)
 
     monkeypatch.setattr(evaluation, "clouds_of_pairs", clouds_of_pairs)
-    monkeypatch.setattr(pictures, "evaluation_picture", picture)
+    monkeypatch.setattr(columns, "evaluation_picture", picture)
     run = tmp_path / "run"
     training.train(
         options(tmp_path / "data", run, steps=2, eval_every=1, num_pictures=3), accelerator

@@ -7,7 +7,6 @@ import os
 import platform
 import threading
 import time
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +41,7 @@ class VanishingStore:
             Heartbeat(1, 7, 3, "reduction", 4711, "host0"),
             Heartbeat(1, 7, 3, "reduction", os.getpid(), platform.node()),
         ]
-        return [json.dumps(asdict(heartbeat)).encode() for heartbeat in heartbeats]
+        return [json.dumps(heartbeat).encode() for heartbeat in heartbeats]
 
 
 def test_a_store_that_stops_answering_blocks_no_process(monkeypatch):

@@ -19,19 +19,17 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
 
 
-def control_groups(
-    controller: str, membership: Path = MEMBERSHIP, root: Path = ROOT
-) -> Iterator[Path]:
+def control_groups(controller: str) -> Iterator[Path]:
     """The folders of the control groups (v1 or v2) of this process that may limit `controller`,
     such as "memory"; some may not exist. Other systems than Linux have none."""
-    if not membership.exists():
+    if not MEMBERSHIP.exists():
         return
-    for line in membership.read_text().splitlines():
+    for line in MEMBERSHIP.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         # Version 2 has one tree for all controllers, version 1 one for each, or for several.
         if controllers and controller not in controllers.split(","):
             continue
-        top = root / controllers
+        top = ROOT / controllers
         group = top / path.lstrip("/")
         # In a container, the container's group is mounted at the top, whatever the path says.
         for folder in [group, *group.parents]:
@@ -39,13 +37,10 @@ def control_groups(
                 yield folder
 
 
-def cores_of_process(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float:
+def cores_of_process() -> float:
     """The cores that this process may use: those of its affinity, which batch systems set, or the
     lowest quota of its control groups, which may be a part of a core."""
-    cores = float(num_cores())
-    for folder in control_groups("cpu", membership, root):
-        cores = min(cores, _quota(folder))
-    return cores
+    return min([float(num_cores()), *map(_quota, control_groups("cpu"))])
 
 
 def _quota(folder: Path) -> float:
@@ -87,10 +82,10 @@ def memory_limit(device: torch.device, num_local_processes: int) -> int:
     return int(psutil.Process().memory_info().rss + left / num_local_processes)
 
 
-def room_in_control_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> list[int]:
+def room_in_control_groups() -> list[int]:
     """Free bytes of each control group (v1 or v2) that limits this process."""
     free = []
-    for folder in control_groups("memory", membership, root):
+    for folder in control_groups("memory"):
         for limit, usage, reclaimable in CGROUP_FILES:
             try:
                 texts = [(folder / name).read_text() for name in (limit, usage, "memory.stat")]

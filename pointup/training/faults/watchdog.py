@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass
 from typing import IO, NamedTuple
 
 import torch.distributed as dist
@@ -32,8 +31,7 @@ WAITING_PHASES = ("reduction", "gathering the evaluation", "waiting for the chec
 """Phases in which a process waits for the others; it doesn't cause a hang there."""
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """State of a process, which it posts every second."""
 
     number: int
@@ -89,7 +87,7 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         self.store = connect_store()
         if self.store is not None:
-            self.store.set(self.key("heartbeat"), json.dumps(asdict(self.heartbeat())))
+            self.store.set(self.key("heartbeat"), json.dumps(self.heartbeat()))
             self.accelerator.wait_for_everyone()
             self.threads.append(start_thread("heartbeats", self.exchange))
         self.threads.append(start_thread("watchdog", self.watch))
@@ -146,14 +144,14 @@ class Watchdog:
         assert self.store is not None
         while not self.closed.wait(self.interval):
             try:
-                self.store.set(self.key("heartbeat"), json.dumps(asdict(self.heartbeat())))
+                self.store.set(self.key("heartbeat"), json.dumps(self.heartbeat()))
                 texts = self.store.multi_get([self.key("heartbeat", rank) for rank in self.ranks])
                 self.hang_is_reported = self.store.check(["hang"])
             except RuntimeError as error:
                 logger.warning("the launcher's store is gone (%s)", str(error).splitlines()[0])
                 self.answered = -math.inf
                 return
-            heartbeats = [Heartbeat(**json.loads(text)) for text in texts]
+            heartbeats = [Heartbeat(*json.loads(text)) for text in texts]
             self.received = dict(zip(self.ranks, heartbeats, strict=True))
             self.answered = time.monotonic()
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -199,6 +199,3 @@ def offer_instead_of(path: Path) -> str:
 def damaged_files(path: Path, files: dict[str, dict[str, int]]) -> list[str]:
     """Names of a checkpoint's files whose checksum differs from state.json; reads all of them."""
     return [name for name, known in files.items() if checksum(path / name) != known["crc32"]]
-
-
-OnSaveError = Literal["go-on", "end"]

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from pointup.evaluation.cloud_metrics import METRICS, Metric
+from pointup.evaluation.cloud_metrics import Metric
 from pointup.evaluation.report import aligned
 
 ROW_LABELS = {
@@ -26,23 +26,18 @@ AS_WRITTEN = "The figures are those of the output of `pointup upsample`, with me
 
 def evaluation_table(
     rows: Mapping[str, Mapping[str, float]],
-    metrics: Mapping[str, Metric] = METRICS,
+    metrics: Mapping[str, Metric],
     title: str = "",
     conventions: bool = True,
 ) -> str:
     """A line for each of `rows`, a column for each metric of any row, with its unit below its name.
 
     With rows for both, a last line gives the model's relative change from the midpoint baseline.
-    `conventions` adds a definition of each metric. A metric that isn't in `metrics` comes last,
-    under its key.
+    `conventions` adds a definition of each metric.
     """
-    given = list(dict.fromkeys(name for row in rows.values() for name in row))
-    names = [name for name in metrics if name in given] + [n for n in given if n not in metrics]
-    known = {name: metrics.get(name, Metric(name, "", "")) for name in names}
-    lines = [
-        [title, *(known[name].title for name in names)],
-        ["", *(known[name].unit for name in names)],
-    ]
+    names = [name for name in metrics if any(name in row for row in rows.values())]
+    shown = [metrics[name] for name in names]
+    lines = [[title, *(metric.title for metric in shown)], ["", *(m.unit for m in shown)]]
     for row, figures in rows.items():
         cells = [f"{figures[name]:.4g}" if name in figures else "-" for name in names]
         lines.append([ROW_LABELS.get(row, row), *cells])
@@ -53,7 +48,7 @@ def evaluation_table(
     if conventions:
         text += "".join(
             "\n" + textwrap.fill(f"{m.title}: {m.convention}", WIDTH, subsequent_indent="    ")
-            for m in known.values()
+            for m in shown
             if m.convention
         )
         text += f"\n{MIDPOINTS}" if "midpoints" in rows else ""
