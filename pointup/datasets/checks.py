@@ -30,25 +30,11 @@ FARTHEST_APART = 0.25
 """Of source and target, along an axis, in longest sides of the source."""
 
 
-@dataclass(frozen=True)
-class CheckedSamples:
-    """What a check of n samples found.
-
-    Attributes:
-        reasons: why each sample can't be used; "" if it can.
-        low, high: (n, 3) float64, bounding boxes of source and target together; NaN if a cloud is
-            empty or has a point that isn't finite.
-        source_extent: (n,) float64, the longest side of the bounding box of the source.
-    """
-
-    reasons: list[str]
-    low: np.ndarray
-    high: np.ndarray
-    source_extent: np.ndarray
-
-
-def check_samples(table: pa.Table) -> CheckedSamples:
-    """Check the point columns of samples. A source or target is bad if
+def check_samples(table: pa.Table) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Check the point columns of n samples: why each can't be used, "" if it can; the bounding
+    boxes (n, 3) to (n, 3) float64 of source and target together, NaN if a cloud is empty or has a
+    point that isn't finite; the longest side (n,) of that of the source. A source or target is bad
+    if
 
     - it is empty, or one of its points is missing;
     - its number of points differs from `num_source` or `num_target`;
@@ -91,9 +77,8 @@ def check_samples(table: pa.Table) -> CheckedSamples:
         gap = np.maximum(*gaps).max(axis=1)
     for i in np.flatnonzero(gap > FARTHEST_APART * source_extent).tolist():
         reasons[i] = reasons[i] or f"source and target lie {gap[i]:.3g} apart"
-    return CheckedSamples(
-        reasons, np.where(is_finite, low, np.nan), np.where(is_finite, high, np.nan), source_extent
-    )
+    low, high = (np.where(is_finite, corner, np.nan) for corner in (low, high))
+    return reasons, low, high, source_extent
 
 
 Reasons = list[tuple[int, str]]
@@ -306,7 +291,7 @@ def _index_batch(batch: pa.RecordBatch, mapped_at: range, part: Part, first_row:
     except pa.ArrowInvalid as error:
         raise DataError(f"{part.path}: is damaged ({error}); restore it") from error
     number = batch.num_rows
-    checked = check_samples(pa.Table.from_batches([batch]))
+    reasons, low, high, source_extent = check_samples(pa.Table.from_batches([batch]))
     places = np.full((number, len(PLACE)), -1, np.int64)
     places[:, 0] = part.file
     checksums = [0] * number
@@ -335,18 +320,18 @@ def _index_batch(batch: pa.RecordBatch, mapped_at: range, part: Part, first_row:
         for i, core in enumerate(batch.column("core").to_pylist()):
             if core:
                 box = np.reshape(core, (2, 2)) - origins[i].as_py()[:2]
-                checked.low[i, :2], checked.high[i, :2] = box
+                low[i, :2], high[i, :2] = box
     return pa.table(
         {
             "name": given("name", pa.string(), pa.array(names)),
             "num_source": pa.array(sizes["source"], pa.int32()),
             "num_target": pa.array(sizes["target"], pa.int32()),
-            "reason": pa.array([reason or None for reason in checked.reasons], pa.string()),
+            "reason": pa.array([reason or None for reason in reasons], pa.string()),
             "checksum": pa.array(checksums, pa.uint32()),
             "place": _rows(places),
-            "source_extent": pa.array(checked.source_extent, pa.float32()),
-            "low": _rows(checked.low),
-            "high": _rows(checked.high),
+            "source_extent": pa.array(source_extent, pa.float32()),
+            "low": _rows(low),
+            "high": _rows(high),
             "origin": origins,
             "vertical": given("vertical", pa.bool_(), pa.nulls(number, pa.bool_())),
             "surface": given("surface", pa.string(), pa.array([""] * number)),

@@ -9,22 +9,9 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pointup.datasets.opening import open_samples
-from pointup.datasets.packing import checked_integer, cropped_sizes
-from pointup.datasets.pair import Pair
-from pointup.datasets.pair_writer import write_pairs
-from pointup.datasets.samples import BadSample, JoinedSamples, Samples, UnreadableSample
+from pointup.datasets.packing import checked_integer
+from pointup.datasets.samples import JoinedSamples, Samples, UnreadableSample
 from pointup.geometry.grids import morton_codes
-
-__all__ = [
-    "BadSample",
-    "JoinedSamples",
-    "Pair",
-    "PairDataset",
-    "Samples",
-    "open_samples",
-    "write_pairs",
-]
 
 
 class PairDataset(torch.utils.data.Dataset[Data]):
@@ -73,7 +60,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         """Tokens (n,) of each sample after cropping: source and target points together."""
         if self.max_tokens is None:
             return self.full_sizes
-        return cropped_sizes(self.full_sizes, self.max_tokens)
+        return np.minimum(self.full_sizes, self.max_tokens)
 
     def __len__(self) -> int:
         return len(self.samples)

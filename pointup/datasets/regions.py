@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,26 +42,16 @@ class SurveyRegion:
     num_points: float
 
 
-@dataclass(frozen=True)
-class SurveyIndex:
-    """The regions of a survey with one or two sides.
-
-    Attributes:
-        size: side length of a region in blocks.
-        regions: the regions that files of every side may have points in.
-    """
-
-    size: int
-    regions: tuple[SurveyRegion, ...]
-
-
 def is_large(paths: Sequence[Path]) -> bool:
     """Whether the files are more than a dataset is made from at once."""
     return sum(path.stat().st_size for path in paths) > LARGE_BYTES
 
 
-def index_survey(sides: Sequence[Sequence[FileExtent | None]], block_width: float) -> SurveyIndex:
-    """The regions of a survey from the extents of its files; None for a file that can't be used.
+def index_survey(
+    sides: Sequence[Sequence[FileExtent | None]], block_width: float
+) -> tuple[int, tuple[SurveyRegion, ...]]:
+    """The side length of a region in blocks, and the regions that files of every side may have
+    points in, from the extents of the files; None for a file that can't be used.
 
     `block_width` is the side length of a block of tiles. Raises DataError for an extent that is too
     large for the width.
@@ -83,7 +73,7 @@ def index_survey(sides: Sequence[Sequence[FileExtent | None]], block_width: floa
                 points[xy] += extent.num_points * _share_inside(extent, xy, width)
     common = set(files[0]).intersection(*files[1:])
     if not common:
-        return SurveyIndex(size, ())
+        return size, ()
     cells = np.array(sorted(common), dtype=np.int64)
     low = cells.min(axis=0)
     if (cells.max(axis=0) - low >= MAX_CELL).any():
@@ -93,7 +83,7 @@ def index_survey(sides: Sequence[Sequence[FileExtent | None]], block_width: floa
         SurveyRegion(number, (x, y), tuple(tuple(of_side[x, y]) for of_side in files), points[x, y])
         for number, (x, y) in enumerate(map(tuple, cells[order].tolist()))
     )
-    return SurveyIndex(size, regions)
+    return size, regions
 
 
 def shard_of(regions: Sequence[SurveyRegion], shard: tuple[int, int]) -> Sequence[SurveyRegion]:
@@ -173,7 +163,8 @@ class RegionSplit:
 
 def split_regions(
     sides: Sequence[Sequence[FileExtent | None]],
-    index: SurveyIndex,
+    size: int,
+    regions: Sequence[SurveyRegion],
     block_width: float,
     fraction: float,
     seed: int,
@@ -187,12 +178,11 @@ def split_regions(
         np.array([[e.low, e.high] for e in side if e is not None]).reshape(-1, 2, 2)
         for side in sides
     )
-    split = RegionSplit(block_width, index.size, extents, math.inf, fraction, seed)
-    if not fraction or len(index.regions) * index.size**2 > MOST_COUNTED:
+    split = RegionSplit(block_width, size, extents, math.inf, fraction, seed)
+    if not fraction or len(regions) * size**2 > MOST_COUNTED:
         return split
-    blocks = np.concatenate(
-        [np.empty((0, 2), np.int64), *(_blocks_of(region, index.size) for region in index.regions)]
-    )
+    of_regions = [_blocks_of(region, size) for region in regions]
+    blocks = np.concatenate([np.empty((0, 2), np.int64), *of_regions])
     low, high = blocks * block_width, (blocks + 1) * block_width
     in_middle, touching = (
         np.all([_are_in(*corners, of_side) for of_side in extents], axis=0)
@@ -207,7 +197,7 @@ def split_regions(
     elif number * fraction < MANY_HELD_OUT:
         held_out = min(max(round(number * fraction), 1), number - 1)
         threshold = float(np.sort(_hashes(counted, seed))[held_out])
-    return RegionSplit(block_width, index.size, extents, number, threshold, seed)
+    return replace(split, num_blocks=number, threshold=threshold)
 
 
 def is_held_out(block_xy: np.ndarray, threshold: float, seed: int) -> np.ndarray:

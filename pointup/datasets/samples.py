@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -238,7 +239,7 @@ def bad_surface(folder: Path, file: str) -> str:
 class Names(Sequence[str]):
     """The names of samples, looked up when they are asked for."""
 
-    def __init__(self, samples: Samples | JoinedSamples) -> None:
+    def __init__(self, samples: SamplesOfTables) -> None:
         self._samples = samples
 
     def __len__(self) -> int:
@@ -248,57 +249,27 @@ class Names(Sequence[str]):
         return self._samples.name(range(len(self))[index])
 
 
-@dataclass(frozen=True)
-class Samples:
-    """The samples of a split, by their position in it.
+class SamplesOfTables(ABC):
+    """Samples by their position: `Samples`, or `JoinedSamples` of several datasets."""
 
-    `rows` are the rows of `table` that are used (None: all).
-    """
+    @abstractmethod
+    def __len__(self) -> int: ...
 
-    table: SampleTable
-    rows: np.ndarray | None = None
+    @abstractmethod
+    def name(self, index: int) -> str: ...
 
-    @property
-    def folder(self) -> Path:
-        """The directory of the dataset."""
-        return self.table.folder
-
-    def __len__(self) -> int:
-        return len(self.table) if self.rows is None else len(self.rows)
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """All samples are of one dataset; see `JoinedSamples`."""
-        return 0, len(self)
+    @abstractmethod
+    def _find(self, index: int) -> tuple[SampleTable, int]:
+        """The table of a sample, and its row in it."""
 
     @property
     def names(self) -> Names:
         return Names(self)
 
-    def name(self, index: int) -> str:
-        name: str = self.value("name", index)
-        return name
-
-    def names_checksum(self) -> int:
-        """The CRC-32 of all names, joined by line breaks."""
-        checksum = 0
-        for start in range(0, len(self), ROWS_PER_BATCH):
-            if self.rows is None:
-                names = self.table.column("name").slice(start, ROWS_PER_BATCH)
-            else:
-                names = self.table.column("name").take(self.rows[start : start + ROWS_PER_BATCH])
-            text = "\n" * bool(start) + "\n".join(names.to_pylist())
-            checksum = zlib.crc32(text.encode(), checksum)
-        return checksum
-
-    def array(self, column: str) -> np.ndarray:
-        """A column of numbers of the table, for these samples."""
-        values = self.table.array(column)
-        return values if self.rows is None else values[self.rows]
-
     def value(self, column: str, index: int) -> Any:
         """The value of a column of the table for one sample, as a Python object."""
-        return self.table.column(column)[self._row(index)].as_py()
+        table, row = self._find(index)
+        return table.column(column)[row].as_py()
 
     def is_vertical(self, index: int) -> bool:
         """Whether z is up in a sample; True if unknown."""
@@ -320,11 +291,57 @@ class Samples:
     def surface(self, index: int) -> Path | None:
         """The file of the true surface of a sample; None without one."""
         name = self.value("surface", index)
-        return surface_path(self.folder, name) if name else None
+        return surface_path(self._find(index)[0].folder, name) if name else None
 
     def points(self, index: int) -> dict[str, np.ndarray]:
         """The points of a sample by column; raises UnreadableSample."""
-        return self.table.points(self._row(index))
+        table, row = self._find(index)
+        return table.points(row)
+
+
+@dataclass(frozen=True)
+class Samples(SamplesOfTables):
+    """The samples of a split, by their position in it.
+
+    `rows` are the rows of `table` that are used (None: all).
+    """
+
+    table: SampleTable
+    rows: np.ndarray | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The directory of the dataset."""
+        return self.table.folder
+
+    def __len__(self) -> int:
+        return len(self.table) if self.rows is None else len(self.rows)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """All samples are of one dataset; see `JoinedSamples`."""
+        return 0, len(self)
+
+    def name(self, index: int) -> str:
+        name: str = self.value("name", index)
+        return name
+
+    def names_checksum(self) -> int:
+        """The CRC-32 of all names, joined by line breaks."""
+        checksum = 0
+        for start in range(0, len(self), ROWS_PER_BATCH):
+            if self.rows is None:
+                names = self.table.column("name").slice(start, ROWS_PER_BATCH)
+            else:
+                names = self.table.column("name").take(self.rows[start : start + ROWS_PER_BATCH])
+            text = "\n" * bool(start) + "\n".join(names.to_pylist())
+            checksum = zlib.crc32(text.encode(), checksum)
+        return checksum
+
+    def array(self, column: str) -> np.ndarray:
+        """A column of numbers of the table, for these samples."""
+        values = self.table.array(column)
+        return values if self.rows is None else values[self.rows]
 
     def pair(self, index: int) -> Pair:
         """A sample as it was written; raises UnreadableSample."""
@@ -377,12 +394,12 @@ class Samples:
                 if file in bad:
                     yield index, bad[file]
 
-    def _row(self, index: int) -> int:
-        return index if self.rows is None else int(self.rows[index])
+    def _find(self, index: int) -> tuple[SampleTable, int]:
+        return self.table, index if self.rows is None else int(self.rows[index])
 
 
 @dataclass(frozen=True)
-class JoinedSamples:
+class JoinedSamples(SamplesOfTables):
     """The samples of several datasets, one dataset after another.
 
     Attributes:
@@ -401,14 +418,10 @@ class JoinedSamples:
     def __len__(self) -> int:
         return self.bounds[-1]
 
-    @property
-    def names(self) -> Names:
-        """The names of the samples, each after the label of its dataset."""
-        return Names(self)
-
     def name(self, index: int) -> str:
-        number, own = self._find(index)
-        return f"{self.labels[number]}/{self.parts[number].name(own)}"
+        """The name of a sample after the label of its dataset."""
+        number = bisect_right(self.bounds, index) - 1
+        return f"{self.labels[number]}/{self.value('name', index)}"
 
     def names_checksum(self) -> int:
         """A checksum of all names without labels, which depend on where a dataset is stored."""
@@ -419,35 +432,9 @@ class JoinedSamples:
         """A column of numbers of the tables, for these samples."""
         return np.concatenate([part.array(column) for part in self.parts])
 
-    def is_vertical(self, index: int) -> bool:
-        """Whether z is up in a sample; True if unknown."""
-        number, own = self._find(index)
-        return self.parts[number].is_vertical(own)
-
-    def origin(self, index: int) -> np.ndarray:
-        """(3,) float64: origin + points are the coordinates of the input file."""
-        number, own = self._find(index)
-        return self.parts[number].origin(own)
-
-    def core(self, index: int, clouds: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """`Samples.core` of a sample."""
-        number, own = self._find(index)
-        return self.parts[number].core(own, clouds)
-
-    def surface(self, index: int) -> Path | None:
-        """The file of the true surface of a sample; None without one."""
-        number, own = self._find(index)
-        return self.parts[number].surface(own)
-
-    def points(self, index: int) -> dict[str, np.ndarray]:
-        """The points of a sample by column; raises UnreadableSample."""
-        number, own = self._find(index)
-        return self.parts[number].points(own)
-
-    def _find(self, index: int) -> tuple[int, int]:
-        """The number of the dataset of a sample, and the position of the sample in it."""
+    def _find(self, index: int) -> tuple[SampleTable, int]:
         number = bisect_right(self.bounds, index) - 1
-        return number, index - self.bounds[number]
+        return self.parts[number]._find(index - self.bounds[number])
 
 
 def usable_samples(

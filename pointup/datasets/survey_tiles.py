@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from pointup.errors import ConfigError, DataError
-from pointup.io.cloud import is_noise, is_synthetic
-from pointup.io.files import PointCloud, iter_points
+from pointup.io.cloud import PointCloud, is_noise, is_synthetic
+from pointup.io.files import iter_points
 
 # Odd numbers without a pattern, from the digits of pi.
 MIXING = np.array([0x243F6A8885A308D3, 0x13198A2E03707345, 0xA4093822299F31D1], dtype=np.uint64)
@@ -249,14 +249,13 @@ class Tiles:
     """Points grouped by square tiles.
 
     Attributes:
-        size: side length of a tile. Tile (0, 0) has its lower corner at the origin.
-        xy: (T, 2) int64, indices of the tiles that hold points, ascending in x, then y. A tile
-            includes its lower edges and excludes its upper edges.
+        xy: (T, 2) int64, indices of the tiles that hold points, ascending in x, then y. Tile (0, 0)
+            has its lower corner at the origin. A tile includes its lower edges and excludes its
+            upper edges.
         order: (N,) int64, indices of the points, grouped by tile and ascending in each tile.
         ptr: (T + 1,) int64; tile t has the points order[ptr[t]:ptr[t + 1]].
     """
 
-    size: float
     xy: np.ndarray
     order: np.ndarray
     ptr: np.ndarray
@@ -293,7 +292,7 @@ def split_tiles(positions_xy: np.ndarray, tile: float) -> Tiles:
     key = key[order]
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     xy = np.column_stack([key[starts] // height, key[starts] % height]) + lowest
-    return Tiles(float(tile), xy, order, np.append(starts, len(key)))
+    return Tiles(xy, order, np.append(starts, len(key)))
 
 
 def split_blocks(tile_xy: np.ndarray, fraction: float, seed: int, block: int) -> np.ndarray:

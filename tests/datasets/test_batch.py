@@ -17,7 +17,8 @@ from accelerate.utils import send_to_device
 from processes import shared_memory_of
 
 from pointup.datasets.batch import collate
-from pointup.datasets.pair_dataset import PairDataset, open_samples
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.processes import STOP_SIGNALS
 

@@ -14,8 +14,9 @@ from runs import options
 
 from pointup.datasets.checks import check_samples, coarse_step, notes_on_pairs
 from pointup.datasets.columns import pack_points
-from pointup.datasets.pair import surface_path
-from pointup.datasets.pair_dataset import Pair, open_samples, write_pairs
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair import Pair, surface_path
+from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import DataError
 from pointup.geometry.surfaces import Surface
 from pointup.training.datasets import open_training_data
@@ -102,7 +103,7 @@ def test_a_missing_point_makes_only_its_own_sample_bad():
             "num_target": pa.array([6, 7, 8]),
         }
     )
-    assert check_samples(table).reasons == ["", "a point is missing", ""]
+    assert check_samples(table)[0] == ["", "a point is missing", ""]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_surface_path_of_a_linked_dataset_is_in_its_folder(tmp_path):
 def test_pairs_whose_sides_lie_apart_are_bad():
     shifted = [cloud(40, 1) + np.float32([0, shift, 0]) for shift in (0.9, -1.1, 1.5, -167)]
     sides = {"source": pack_points([cloud(20)] * 4), "target": pack_points(shifted)}
-    first, second, *apart = check_samples(pa.table(sides)).reasons
+    first, second, *apart = check_samples(pa.table(sides))[0]
     assert (first, second) == ("", "")
     assert [float(text.split()[-2]) for text in apart] == pytest.approx([0.5, 166], abs=0.2)
 

@@ -17,7 +17,7 @@ from survey_files import write_las
 
 from pointup.cli.main import main
 from pointup.datasets.held_out import measure_held_out
-from pointup.datasets.pair_dataset import open_samples
+from pointup.datasets.opening import open_samples
 from pointup.datasets.survey_tiles import HeldOutTiles, away_from, hold_out, split_few
 
 OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])

@@ -12,12 +12,10 @@ import pytest
 from datasets import load_from_disk
 from test_pair_dataset import UTM, cloud, pairs
 
-from pointup.datasets.pair_dataset import (
-    Pair,
-    PairDataset,
-    open_samples,
-    write_pairs,
-)
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair import Pair
+from pointup.datasets.pair_dataset import PairDataset
+from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import DataError, FileError
 
 

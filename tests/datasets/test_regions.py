@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pointup.datasets.regions import SurveyIndex, index_survey, is_held_out, split_regions
+from pointup.datasets.regions import index_survey, is_held_out, split_regions
 from pointup.io.extents import FileExtent
 
 WIDTH = 40.0
@@ -23,9 +23,9 @@ def block_grid(num_x: int, num_y: int) -> np.ndarray:
 
 
 def held_out_blocks(extents: list[FileExtent], fraction: float, seed: int, strip: float) -> set:
-    index: SurveyIndex = index_survey([extents], WIDTH)
-    split = split_regions([extents], index, WIDTH, fraction, seed)
-    found = [split.held_out_around(region, strip) for region in index.regions]
+    size, regions = index_survey([extents], WIDTH)
+    split = split_regions([extents], size, regions, WIDTH, fraction, seed)
+    found = [split.held_out_around(region, strip) for region in regions]
     return set(map(tuple, np.concatenate(found).tolist()))
 
 

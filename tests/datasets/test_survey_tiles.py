@@ -162,8 +162,8 @@ def test_a_tile_holds_the_points_between_its_corners():
     tiles = split_tiles(positions, 10.0)
     assert len(tiles) == 21
     for t in range(len(tiles)):
-        low, held = tiles.xy[t] * tiles.size, positions[tiles.points(t)]
-        assert ((held >= low) & (held < low + tiles.size)).all()
+        low, held = tiles.xy[t] * 10.0, positions[tiles.points(t)]
+        assert ((held >= low) & (held < low + 10.0)).all()
 
 
 def test_impossible_tiles_are_errors():

@@ -454,10 +454,12 @@ class SurveyDataset:
         block = self.tiling.block
         while True:
             width = self.tiling.tile * block
-            index = index_survey(extents, width)
-            split = split_regions(extents, index, width, making.validation, self.dataset.seed)
+            size, regions = index_survey(extents, width)
+            split = split_regions(
+                extents, size, regions, width, making.validation, self.dataset.seed
+            )
             if block == 1 or not making.validation or split.num_blocks * making.validation >= 1:
-                return block, index.size, index.regions, split
+                return block, size, regions, split
             block //= 2
 
     def _identity(self) -> list[Any]:
