@@ -28,12 +28,9 @@ PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs", "prepare p
 MAX_RATIO = 16.0
 """The default of `--max-ratio` of train.py and of `pointup evaluate pairs`."""
 
-PRESETS_BELOW: tuple[tuple[float, str | None], ...] = (
-    (3.0, "similar_density"),
-    (math.inf, "airborne_to_drone"),
-)
-"""The preset for pairs of surveys with a smaller ratio than this; None without one."""
-PRESETS_OF: dict[str, tuple[tuple[float, str | None], ...]] = {
+PRESETS_BELOW = ((3.0, "similar_density"), (math.inf, "airborne_to_drone"))
+"""The preset for pairs of surveys with a smaller ratio than this."""
+PRESETS_OF: dict[str, tuple[tuple[float, str], ...]] = {
     "prepare pairs": PRESETS_BELOW,
     "prepare passes": PRESETS_BELOW,
     "prepare scenes": ((math.inf, "forest_scenes"),),

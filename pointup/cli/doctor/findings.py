@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -62,16 +63,7 @@ class Finding:
         return f"{line}\n{'':{SUBJECT_WIDTH + 6}} -> {self.remedy}" if self.remedy else line
 
 
-def ok(subject: str, text: str) -> Finding:
-    return Finding("ok", subject, text)
-
-
-def warn(subject: str, text: str, remedy: str) -> Finding:
-    return Finding("warn", subject, text, remedy)
-
-
-def fail(subject: str, text: str, remedy: str) -> Finding:
-    return Finding("fail", subject, text, remedy)
+ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "fail")
 
 
 def graded(
