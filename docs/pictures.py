@@ -169,7 +169,8 @@ def draw_shapes(meshes: Path, folder: Path) -> None:
     """Source, prediction, target and error of the shapes, as in the tables of docs/results.md."""
     from pointup import upsample
     from pointup.evaluation.pu_gcn import DrawnShapes
-    from pointup.visualization import evaluation_picture, save_picture
+    from pointup.visualization.columns import evaluation_picture
+    from pointup.visualization.page import save_picture
 
     for picture, (name, number) in SHAPES.items():
         drawn = DrawnShapes(meshes=meshes, num_source=number, ratio=RATIO)

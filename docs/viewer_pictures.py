@@ -24,7 +24,8 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from pointup.cli.main import main as pointup
-from pointup.visualization.viewer import Channel, Layer, Scene, write_viewer
+from pointup.visualization.viewer.document import write_viewer
+from pointup.visualization.viewer.scenes import Channel, Layer, Scene
 
 DOCS = Path(__file__).parent
 ARGUMENTS = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]

@@ -140,7 +140,7 @@ def config(directory: Path) -> Path:
 def pairs(directory: Path) -> Path:
     from conftest import wavy_pair
 
-    from pointup.datasets.pair_dataset import write_pairs
+    from pointup.datasets.pair_writer import write_pairs
 
     rng = np.random.default_rng(0)
     train, validation = ((wavy_pair(f"{i}", 20, 2, rng) for i in range(n)) for n in (4, 2))
@@ -149,7 +149,7 @@ def pairs(directory: Path) -> Path:
 
 
 def read_pairs(path: Path) -> None:
-    from pointup.datasets.pair_dataset import open_samples
+    from pointup.datasets.opening import open_samples
 
     shutil.rmtree(path.parent.parent / "samples", ignore_errors=True)
     samples = open_samples(path.parent.parent, "train")

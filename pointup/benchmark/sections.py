@@ -23,7 +23,10 @@ from pointup.benchmark.training_step import (
     training_batch,
 )
 from pointup.datasets.batch import collate, make_loader, move, num_tokens
-from pointup.datasets.pair_dataset import Pair, PairDataset, open_samples, write_pairs
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair import Pair
+from pointup.datasets.pair_dataset import PairDataset
+from pointup.datasets.pair_writer import write_pairs
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.disk import temporary_directory
 from pointup.geometry.neighbors import knn

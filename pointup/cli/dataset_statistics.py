@@ -14,7 +14,7 @@ from scipy.spatial import cKDTree
 from pointup.datasets.checks import notes_on_pairs
 from pointup.datasets.dataset_units import dataset_unit
 from pointup.datasets.held_out import SURVEYS, HeldOut, measure_held_out
-from pointup.datasets.pair_dataset import open_samples
+from pointup.datasets.opening import open_samples
 from pointup.datasets.samples import (
     SAMPLES_PER_CALL,
     BadSample,
@@ -27,9 +27,8 @@ from pointup.errors import DataError
 from pointup.evaluation.pairs import ShownPair
 from pointup.progress import tracked
 from pointup.terminal import in_bytes, print_error, printable
-from pointup.visualization import dataset_picture, save_picture, stacked
-from pointup.visualization.page import beside
-from pointup.visualization.viewer import write_viewer
+from pointup.visualization.page import beside, dataset_picture, save_picture, stacked
+from pointup.visualization.viewer.document import write_viewer
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"

@@ -157,11 +157,11 @@ def check_shown(picture: Path | None, view: Path | None, rasters: Path | None = 
 
         check_rasters(rasters)
     if picture is not None:
-        from pointup.visualization import check_picture_path
+        from pointup.visualization.page import check_picture_path
 
         check_picture_path(picture)
     if view is not None:
-        from pointup.visualization.viewer import check_viewer_path
+        from pointup.visualization.viewer.document import check_viewer_path
 
         check_viewer_path(view)
 

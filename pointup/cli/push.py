@@ -79,7 +79,7 @@ class Push:
         from pointup.cli.model_card import card_of_model, card_of_run, picture_of_run
         from pointup.cli.report.runs import read_run
         from pointup.model.upsampler import Upsampler
-        from pointup.visualization import save_picture
+        from pointup.visualization.page import save_picture
 
         if not self.model.is_dir():
             raise FileError(f"{self.model}: no such directory; name a run or a model directory")

@@ -12,7 +12,7 @@ from pointup.option_help import optional
 from pointup.terminal import note
 
 if TYPE_CHECKING:
-    from pointup.visualization.viewer import Scene
+    from pointup.visualization.viewer.scenes import Scene
 
 REFERENCE = "reference"
 """Name of the cloud of --reference."""
@@ -48,7 +48,8 @@ class View:
         from pointup.cli.coordinate_systems import notes_on_systems
         from pointup.cli.input_files import find_inputs, name_inputs
         from pointup.io.files import point_extensions
-        from pointup.visualization.viewer import check_viewer_path, scene_of_files, write_viewer
+        from pointup.visualization.viewer.document import check_viewer_path, write_viewer
+        from pointup.visualization.viewer.scenes import scene_of_files
 
         check_viewer_path(self.output)
         if not self.inputs:

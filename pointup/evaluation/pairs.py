@@ -35,7 +35,7 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 
 if TYPE_CHECKING:
-    from pointup.visualization.viewer import Scene
+    from pointup.visualization.viewer.scenes import Scene
 
 THRESHOLDS = (0.25, 0.5)
 # Metrics of whole surveys only, and metrics that `measure` has already.
@@ -283,7 +283,8 @@ class ShownPair:
 
     def scene(self) -> Scene:
         """For the viewer, coloured by the distance to the target."""
-        from pointup.visualization.viewer import compare_with_reference  # no matplotlib in training
+        # No matplotlib in training.
+        from pointup.visualization.viewer.scenes import compare_with_reference
 
         return compare_with_reference(
             self.titled(),
@@ -297,7 +298,7 @@ class ShownPair:
 
     def picture(self, errors: bool = True) -> np.ndarray:
         """(height, width, 3) uint8; see `columns_picture`."""
-        from pointup.visualization import columns_picture
+        from pointup.visualization.columns import columns_picture
 
         return columns_picture(
             self.titled(),

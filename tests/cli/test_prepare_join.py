@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_prepare import SMALL, read, run, same, write_meshes, write_surveys
 
-from pointup.datasets.pair_dataset import open_samples
+from pointup.datasets.opening import open_samples
 from pointup.geometry.surfaces import Surface
 
 

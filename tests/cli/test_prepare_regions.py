@@ -20,7 +20,7 @@ from survey_files import write_las
 
 from pointup.cli.main import main
 from pointup.datasets import block_pairs, pair_writer, regions
-from pointup.datasets.pair_dataset import open_samples
+from pointup.datasets.opening import open_samples
 from pointup.datasets.regions import is_held_out
 
 WIDTH = 50.0

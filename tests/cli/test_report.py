@@ -19,7 +19,7 @@ from pointup.cli.main import main
 from pointup.cli.report.page import curve_charts, report_html, samples_of_runs
 from pointup.cli.report.runs import differing_options, read_run, read_runs
 from pointup.datasets.pair import Pair
-from pointup.datasets.pair_dataset import write_pairs
+from pointup.datasets.pair_writer import write_pairs
 from pointup.training.config import TrainConfig, as_dict
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from pointup.cli.upsample.plan import UpsamplePlan, plan_jobs, plan_surveys
-from pointup.io.files import PointCloud, write_points
+from pointup.io.cloud import PointCloud
+from pointup.io.files import write_points
 
 PLACE = np.array([5e5, 4e6, 0.0])
 

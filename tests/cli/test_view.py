@@ -9,7 +9,8 @@ import pytest
 from viewer_files import scenes_of
 
 from pointup.cli.main import main
-from pointup.io.files import PointCloud, write_points
+from pointup.io.cloud import PointCloud
+from pointup.io.files import write_points
 
 
 def write_landscape(path: Path, num_points: int, seed: int, east: float = 0.0) -> Path:

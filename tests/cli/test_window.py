@@ -32,7 +32,7 @@ def drawn(
     def note(before: np.ndarray, after: np.ndarray, path: Path, **options: object) -> None:
         seen.append((before, after, options))
 
-    monkeypatch.setattr("pointup.visualization.before_after_picture", note)
+    monkeypatch.setattr("pointup.visualization.before_after.before_after_picture", note)
     view = files.Window(store, bounds)
     for part in np.array_split(made, 3):
         view.add(part)

@@ -173,7 +173,7 @@ def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_pat
 
 
 def test_pairs_are_measured_as_pointup_upsample_writes_them(model, tmp_path):
-    from pointup.datasets.pair_dataset import open_samples
+    from pointup.datasets.opening import open_samples
 
     rng = np.random.default_rng(0)
     made = [wavy_pair(f"sheet_{i}", 200, 3, rng) for i in range(2)]

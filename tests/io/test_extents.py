@@ -12,8 +12,9 @@ from sheets import UTM, sheet
 from survey_files import WKT
 
 from pointup.errors import FileError
+from pointup.io.cloud import PointCloud
 from pointup.io.extents import MAX_GAP, FileExtent, find_surveys, read_extent
-from pointup.io.files import PointCloud, write_points
+from pointup.io.files import write_points
 
 
 def extent(

@@ -11,15 +11,8 @@ from hypothesis.extra import numpy as arrays
 from survey_files import digest
 
 from pointup.errors import DataError
-from pointup.io.files import (
-    ExtraDimension,
-    PointCloud,
-    copy_points,
-    iter_points,
-    open_writer,
-    read_points,
-    write_points,
-)
+from pointup.io.cloud import ExtraDimension, PointCloud
+from pointup.io.files import copy_points, iter_points, open_writer, read_points, write_points
 from pointup.io.ply import PlyHeader
 
 PARENT = ExtraDimension("parent", "uint32", default="index")

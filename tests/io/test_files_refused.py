@@ -11,9 +11,8 @@ from test_files import PARENT, SUFFIXES, make_cloud
 from test_formats import ORGANISED, scanned
 
 from pointup.errors import DataError, FileError, PointupError
-from pointup.io.cloud import cast_values
+from pointup.io.cloud import PointCloud, cast_values
 from pointup.io.files import (
-    PointCloud,
     check_readable,
     check_writable,
     copy_points,

@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from survey_files import digest
 
 from pointup.errors import FileError
-from pointup.io.files import (
-    ExtraDimension,
-    PointCloud,
-    check_writable,
-    copy_points,
-    open_writer,
-    read_points,
-    write_points,
-)
+from pointup.io.cloud import ExtraDimension, PointCloud
+from pointup.io.files import check_writable, copy_points, open_writer, read_points, write_points
 from pointup.io.ply import PlyHeader
 
 READERS = "an independent reader of the extra `readers` is not installed"

@@ -14,15 +14,8 @@ from laspy.vlrs.vlr import VLR
 from survey_files import is_one_line, left_in, positions, write_random_las, write_scaled
 
 from pointup.errors import DataError, FileError
-from pointup.io.files import (
-    ExtraDimension,
-    PointCloud,
-    copy_points,
-    iter_points,
-    open_writer,
-    read_points,
-    write_points,
-)
+from pointup.io.cloud import ExtraDimension, PointCloud
+from pointup.io.files import copy_points, iter_points, open_writer, read_points, write_points
 
 ADDED = [
     ExtraDimension("parent", "uint32", "nearest original point", default="index"),

@@ -24,7 +24,9 @@ from torch_geometric.data import Batch
 
 from pointup import upsample
 from pointup.datasets.batch import collate, move
-from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
+from pointup.datasets.pair_writer import write_pairs
 from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_clouds
 from pointup.geometry import neighbors
 from pointup.geometry.packed import assume_valid, on_host, to_device

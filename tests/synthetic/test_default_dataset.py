@@ -11,7 +11,8 @@ import pytest
 from datasets import load_from_disk
 from scipy.spatial import cKDTree
 
-from pointup.datasets.pair_dataset import PairDataset, open_samples
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.default_dataset import (

@@ -19,7 +19,8 @@ from pointup.cli import main as cli
 from pointup.cli.upsample import files
 from pointup.cli.upsample.plan import check_units
 from pointup.errors import DataError
-from pointup.io.files import PointCloud, read_points, write_points
+from pointup.io.cloud import PointCloud
+from pointup.io.files import read_points, write_points
 
 METRES, FEET, FEET_ABOVE_METRES = "EPSG:32618", "EPSG:2263", "EPSG:32618+6360"
 GEOCENTRIC, MERCATOR = "EPSG:4978", "EPSG:3857"

@@ -25,7 +25,8 @@ from pointup.cli import main as cli
 from pointup.cli.upsample.files import check_size
 from pointup.cli.upsample.plan import Job, plan_jobs
 from pointup.errors import ConfigError
-from pointup.io.files import PointCloud, write_points
+from pointup.io.cloud import PointCloud
+from pointup.io.files import write_points
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import passes
 from pointup.upsampling.new_points import NewPoints

@@ -23,7 +23,8 @@ from survey_files import (
 )
 
 from pointup.cli import main as cli
-from pointup.io.files import PointCloud, read_points, write_points
+from pointup.io.cloud import PointCloud
+from pointup.io.files import read_points, write_points
 
 
 @pytest.mark.parametrize(

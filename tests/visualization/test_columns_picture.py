@@ -10,9 +10,14 @@ import pytest
 from test_pictures import DEGENERATE, sphere
 from test_pictures import written as written
 
-from pointup.visualization import columns_picture, maps_picture
 from pointup.visualization.before_after import turned
-from pointup.visualization.columns import _badly_covered, _Rows, _within
+from pointup.visualization.columns import (
+    _badly_covered,
+    _Rows,
+    _within,
+    columns_picture,
+    maps_picture,
+)
 from pointup.visualization.page import beside, stacked
 from pointup.visualization.rendering import fit_camera, view_axes
 

@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from pointup.errors import FileError
-from pointup.visualization import (
-    before_after_picture,
-    dataset_picture,
-    evaluation_picture,
-    reliability_picture,
-    rendering,
-    save_picture,
-)
-from pointup.visualization.before_after import find_section
-from pointup.visualization.page import Page
+from pointup.visualization import rendering
+from pointup.visualization.before_after import before_after_picture, find_section
+from pointup.visualization.columns import evaluation_picture
+from pointup.visualization.page import Page, dataset_picture, reliability_picture, save_picture
 from pointup.visualization.rendering import (
     HEIGHTS,
     Camera,

@@ -19,20 +19,24 @@ from scipy.spatial import cKDTree
 from viewer_files import scenes_of
 
 from pointup.errors import ConfigError, FileError
-from pointup.io.files import PointCloud, write_points
+from pointup.io.cloud import PointCloud
+from pointup.io.files import write_points
 from pointup.visualization import viewer
-from pointup.visualization.viewer import (
+from pointup.visualization.viewer.document import (
+    BITS,
+    build_octree,
+    write_before_after,
+    write_viewer,
+)
+from pointup.visualization.viewer.scenes import (
     Channel,
     Layer,
     Scene,
     compare_with_reference,
+    density_channel,
     read_layer,
     scene_of_files,
-    write_before_after,
-    write_viewer,
 )
-from pointup.visualization.viewer.document import BITS, build_octree
-from pointup.visualization.viewer.scenes import density_channel
 
 
 class Page:

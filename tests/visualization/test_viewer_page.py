@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from browser import OpenPage, open_browser
 
-from pointup.visualization.viewer import Channel, Layer, Scene, error_channel, write_viewer
+from pointup.visualization.viewer.document import write_viewer
+from pointup.visualization.viewer.scenes import Channel, Layer, Scene, error_channel
 
 pytestmark = pytest.mark.slow
 

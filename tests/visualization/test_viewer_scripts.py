@@ -14,7 +14,8 @@ from urllib.parse import quote, unquote
 import numpy as np
 import pytest
 
-from pointup.visualization.viewer import Layer, Scene, document
+from pointup.visualization.viewer import document
+from pointup.visualization.viewer.scenes import Layer, Scene
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js")
 

@@ -51,8 +51,9 @@ from pointup.io.length_unit import LengthUnit, common_unit, named_system, unit_o
 from pointup.io.virtual_clouds import files_of
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import UNCERTAINTY
-from pointup.visualization import maps_picture, reliability_picture, save_picture, stacked
-from pointup.visualization.viewer import write_viewer
+from pointup.visualization.columns import maps_picture
+from pointup.visualization.page import reliability_picture, save_picture, stacked
+from pointup.visualization.viewer.document import write_viewer
 
 METHODS = ("prediction", "model")
 GIVEN = ("reference", "prediction", "source", "second", "thin")

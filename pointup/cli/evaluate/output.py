@@ -18,8 +18,8 @@ from pointup.evaluation.uncertainty import Reliability
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.in_memory import default_device, load_model
 from pointup.upsampling.options import UpsampleOptions
-from pointup.visualization import reliability_picture, save_picture, stacked
-from pointup.visualization.viewer import write_viewer
+from pointup.visualization.page import reliability_picture, save_picture, stacked
+from pointup.visualization.viewer.document import write_viewer
 
 
 def check_outputs(

@@ -18,9 +18,10 @@ from pointup.cli.evaluate.output import (
 )
 from pointup.datasets.batch import collate
 from pointup.datasets.dataset_units import agreed_dataset_unit
-from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
-from pointup.datasets.samples import usable_samples
+from pointup.datasets.samples import BadSample, usable_samples
 from pointup.errors import ConfigError, DataError
 from pointup.evaluation.cloud_metrics import ROWS, Figures, Metric, mean_rows
 from pointup.evaluation.lidar_metrics import (

@@ -37,8 +37,7 @@ class Report:
         from pointup.cli.report.page import report_html, samples_of_runs
         from pointup.cli.report.runs import read_runs
         from pointup.errors import PointupError
-        from pointup.visualization.viewer import check_viewer_path
-        from pointup.visualization.viewer.document import write_page
+        from pointup.visualization.viewer.document import check_viewer_path, write_page
 
         check_viewer_path(self.output)
         if not self.runs:

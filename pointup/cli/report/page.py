@@ -36,10 +36,10 @@ from pointup.training.datasets import open_split
 from pointup.training.objective import training_ratio
 from pointup.training.tracking.tables import AS_WRITTEN, ROW_LABELS
 from pointup.upsampling.in_memory import default_device, load_model
-from pointup.visualization import evaluation_picture
+from pointup.visualization.columns import evaluation_picture
 from pointup.visualization.page import FAINT, INK
-from pointup.visualization.viewer import Scene, compare_with_reference
 from pointup.visualization.viewer.document import html_head, viewer_html
+from pointup.visualization.viewer.scenes import Scene, compare_with_reference
 
 Row = Sequence[object]
 DIFFERENT_DATA = (

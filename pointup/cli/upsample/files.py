@@ -20,20 +20,15 @@ from pointup.errors import ConfigError, DataError, FileError, NoPointsError, Poi
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
     CLASSIFICATION,
+    LAS_EXTENSIONS,
     SYNTHETIC,
+    PointCloud,
     PointWriter,
     attribute,
     is_synthetic,
     is_vegetation,
 )
-from pointup.io.files import (
-    LAS_EXTENSIONS,
-    PointCloud,
-    copy_points,
-    iter_points,
-    open_writer,
-    read_extremes,
-)
+from pointup.io.files import copy_points, iter_points, open_writer, read_extremes
 from pointup.io.las_writer import LasWriter
 from pointup.io.length_unit import UNKNOWN, length_unit, units_of_readable
 from pointup.model.upsampler import Upsampler
@@ -506,7 +501,7 @@ class Window:
         Points that are copied without upsampling are counted, but not drawn. Raises FileError if
         the picture can't be written.
         """
-        from pointup.visualization import before_after_picture
+        from pointup.visualization.before_after import before_after_picture
 
         before = np.concatenate(self._before)
         after = np.concatenate([before[: with_originals * len(before)], *self._new])

@@ -17,9 +17,9 @@ from pointup.disk import file_state, os_errors
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.geometry.grids import codes_in_cube
 from pointup.io.bounds import Bounds
+from pointup.io.cloud import LAS_EXTENSIONS
 from pointup.io.extents import FileExtent, find_surveys, read_extent
 from pointup.io.files import (
-    LAS_EXTENSIONS,
     check_readable,
     check_writable,
     copy_file,

@@ -136,7 +136,7 @@ def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], boo
     `has_heights` says whether the third coordinate of a file is a height. Raises FileError if the
     file can't be written.
     """
-    from pointup.visualization.viewer import write_before_after
+    from pointup.visualization.viewer.document import write_before_after
 
     # A file with nothing to write has no output.
     written = [job for job in jobs if job.target.exists()]
