@@ -38,51 +38,35 @@ MAX_WORKERS = 32
 logger = logging.getLogger(__name__)
 
 
-def default_dataset(
-    cache_dir: str | Path | None = None,
-    seed: int = 0,
-    num_train: int = NUM_TRAIN,
-    num_validation: int = NUM_VALIDATION,
-    num_workers: int | None = None,
-) -> Path:
-    """The directory of the default pair dataset; the first call creates it.
+def default_dataset() -> Path:
+    """The directory of the default pair dataset, in `cache_root`; the first call creates it.
 
-    It is in `cache_dir`, else $POINTUP_CACHE, else $XDG_CACHE_HOME/pointup, else ~/.cache/pointup.
     Several processes may call this at the same time: one creates the dataset, the others wait for
     it. `default_pairs` describes its content. Raises FileError if the cache can't be written.
     """
-    root = cache_root() if cache_dir is None else Path(cache_dir)
-    directory = root / f"default-{RECIPE}-seed{seed}-{num_train}-{num_validation}"
+    root = cache_root()
+    directory = root / f"default-{RECIPE}-seed0-{NUM_TRAIN}-{NUM_VALIDATION}"
     if directory.is_dir():
         return directory
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = acquire_lock(Path(f"{directory}.lock"))
+        with acquire_lock(Path(f"{directory}.lock")):
+            if not directory.is_dir():
+                with written_whole(directory) as staging:
+                    default_pairs(staging, 0, NUM_TRAIN, NUM_VALIDATION)
     except OSError as error:
         raise FileError(
-            f"{root}: the cache can't be written ({error.strerror}); set POINTUP_CACHE to another "
-            "directory, or give --data"
+            f"{root}: the default dataset can't be written ({error}); free some space, set "
+            "POINTUP_CACHE to another directory, or give --data"
         ) from error
-    with lock:
-        if not directory.is_dir():
-            try:
-                with written_whole(directory) as staging:
-                    default_pairs(staging, seed, num_train, num_validation, num_workers)
-            except OSError as error:
-                # Another process was first, on a network file system where locks don't work.
-                if not directory.is_dir():
-                    raise FileError(
-                        f"{root}: the default dataset can't be written ({error}); free some space, "
-                        "set POINTUP_CACHE to another directory, or give --data"
-                    ) from error
     return directory
 
 
 def default_pairs(
     directory: str | Path,
-    seed: int = 0,
-    num_train: int = NUM_TRAIN,
-    num_validation: int = NUM_VALIDATION,
+    seed: int,
+    num_train: int,
+    num_validation: int,
     num_workers: int | None = None,
     scene_share: float = SCENE_SHARE,
     close_sides: float = 0.0,
