@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -134,11 +133,8 @@ MAX_COORDINATE = 1e6
 MAX_ROUNDING_ERROR = 1e-3
 
 
-@dataclass(frozen=True)
 class SweepHeader:
-    """The names of the columns after x, y and z."""
-
-    names: tuple[str, ...] = ("intensity",)
+    """Marks a cloud as a sweep, which has no header."""
 
 
 def column_names(path: Path) -> tuple[str, ...]:
@@ -177,7 +173,7 @@ def read_sweep(path: Path) -> PointCloud:
         warn_once(f"{path}: {np.count_nonzero(~is_return):,} points at 0, 0, 0 are left out")
         positions, rows = positions[is_return], rows[is_return]
     columns = {name: rows[:, 3 + i].astype(np.float32) for i, name in enumerate(names)}
-    return PointCloud(positions, columns, SweepHeader(names), path)
+    return PointCloud(positions, columns, SweepHeader(), path)
 
 
 class SweepWriter(FixedColumnWriter):

@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from difflib import get_close_matches
 from hashlib import sha256
 from importlib import import_module
@@ -70,22 +70,14 @@ No licence is stated. Before you share the model, set `license` at the top of th
 """
 
 
-@dataclass(frozen=True)
-class SourceCard:
-    """The model card (README.md) of the directory or repository that a model was loaded from."""
-
-    text: bytes
-    fingerprint: str
-    """`fingerprint` of the model that the card describes."""
-
-
 class StoredModel(PyTorchModelHubMixin):
     """A model stored with its `config`, whose format and options are checked before loading."""
 
     config: ModelConfig
     calibration: Calibration | None = None
     """Of the predicted errors; None for a model that predicts none, or was never calibrated."""
-    source_card: SourceCard | None = None
+    source_card: tuple[bytes, str] | None = None
+    """The model card (README.md) of the source of a loaded model, and the model's `fingerprint`."""
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
         """Save weights (safetensors), options (config.json) and card (README.md), in the Hub's
@@ -95,10 +87,11 @@ class StoredModel(PyTorchModelHubMixin):
         further, or whose options were changed, gets a new card without figures and licence, because
         the old one would be wrong. A card that is already in the directory is not replaced.
         """
-        card, path = self.source_card, Path(save_directory, "README.md")
-        if card and not path.exists() and card.fingerprint == self.fingerprint():
+        path = Path(save_directory, "README.md")
+        card, described = self.source_card or (b"", "")
+        if card and not path.exists() and described == self.fingerprint():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(card.text)
+            path.write_bytes(card)
         if kwargs.get("config") is None:  # As `push_to_hub` passes it on.
             stored = {"format": FORMAT, **self.own_class(), **asdict(self.config)}
             if self.calibration:
@@ -186,7 +179,7 @@ class StoredModel(PyTorchModelHubMixin):
             model.calibration = read_calibration(name, stored["calibration"])
         card = read_card(name, **download)
         if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
-            model.source_card = SourceCard(card, model.fingerprint())
+            model.source_card = card, model.fingerprint()
         return model
 
 
