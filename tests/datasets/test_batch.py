@@ -139,7 +139,8 @@ SCRIPT = """
 import os, signal, sys, time
 from multiprocessing import active_children
 from pointup.datasets.batch import make_loader
-from pointup.datasets.pair_dataset import PairDataset, open_samples
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
 
 # One process for each ending, of a session of its own: launchers signal whole groups of processes.
 endings = {}
