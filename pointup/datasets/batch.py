@@ -165,11 +165,7 @@ class _Batches(_MultiProcessingDataLoaderIter):
 
 @contextmanager
 def _lost_workers_named(pinning: Thread | None) -> Iterator[None]:
-    """Raise a TrainingError where a data worker can't be reached.
-
-    Where batches are pinned, the thread that does so meets that error and ends; it shows only as
-    the loader's timeout.
-    """
+    """Raise a TrainingError where a data worker can't be reached."""
     try:
         yield
     except (ConnectionError, FileNotFoundError, RuntimeError) as error:
@@ -177,6 +173,7 @@ def _lost_workers_named(pinning: Thread | None) -> Iterator[None]:
             # Those of a dataset name a file, and those that a worker reports have no number.
             is_lost = error.errno is not None and error.filename is None
         else:
+            # The thread that pins batches meets that error and ends: the loader times out.
             is_gone = pinning is not None and not pinning.is_alive()
             is_lost = is_gone and str(error).startswith("DataLoader timed out")
         if not is_lost:

@@ -623,10 +623,7 @@ def _hashed(*numbers: np.ndarray) -> np.ndarray:
 
 
 def _returns(beam: np.ndarray, height: np.ndarray, stray: np.ndarray) -> np.ndarray:
-    """Indices of the returns: for each beam and unit of height, the point with the least `stray`.
-
-    Units of height count from the lowest point of the beam.
-    """
+    """Indices of the returns: for each beam and unit of height the point of the least `stray`."""
     _, beam_of = np.unique(beam, return_inverse=True)
     lowest = np.full(beam_of.max() + 1, np.inf)
     np.minimum.at(lowest, beam_of, height)

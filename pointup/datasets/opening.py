@@ -183,10 +183,7 @@ def _stored_splits(path_or_hub_id: str | Path) -> list[_StoredSplit]:
 
 
 def _saved_splits(folder: Path) -> list[_StoredSplit]:
-    """The splits that `save_to_disk` stored; none in other folders.
-
-    Raises DataError for a description that can't be read, or that names a file out of the folder.
-    """
+    """The splits that `save_to_disk` stored; none in other folders. Raises DataError."""
     try:
         if (folder / "dataset_dict.json").exists():
             description = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))
@@ -247,10 +244,7 @@ def _table(split: _StoredSplit, label: str) -> SampleTable:
 
 
 def _current_table(path: Path, split: _StoredSplit) -> SampleTable | None:
-    """The table in a file; None if the file is missing, or has no table of the data as they are.
-
-    Raises DataError if the data are the dataset's own files, and one is cut short or missing.
-    """
+    """The table in a file; None if the file is missing, or has no table of the data as they are."""
     if not path.exists():
         return None
     try:

@@ -171,10 +171,7 @@ def _digest_pair(pair: Pair, digest: hashlib.blake2b) -> None:
 
 
 def _with_float32_digits(pair: Pair) -> Pair:
-    """The pair, or the same pair relative to the mean of its source if float32 moved its points.
-
-    Raises DataError if the pair has a surface, which can be that of other pairs too.
-    """
+    """The pair, or the same pair relative to the mean of its source if float32 moved its points."""
     clouds = pair.clouds()
     places = {name: clouds[name] for name in POINT_COLUMNS if name != "target_normals"}
     moved = max(map(_rounding, places.values()))

@@ -36,10 +36,7 @@ def _changed(stored: ModelConfig, given: ModelConfig) -> dict[str, Any]:
 
 
 def _extended(model: Upsampler, options: ModelConfig) -> Upsampler:
-    """A model with other options and the same weights; weights that are new compute nothing yet.
-
-    Raises ConfigError for options that leave out layers of the model.
-    """
+    """A model with other options and the same weights; weights that are new compute nothing yet."""
     layers, others = model.config.column_layers, options.column_layers
     if others < layers:
         raise ConfigError(

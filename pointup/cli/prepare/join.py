@@ -104,10 +104,7 @@ class Join:
 
 
 def _held_out_elsewhere(folder: Path, train: Samples, held_out: Mapping[Path, Samples]) -> set[int]:
-    """Rows of `train`, of the dataset `folder`, that show what another input holds out, with notes.
-
-    `held_out` has the validation samples of each input.
-    """
+    """Rows of `train`, of `folder`, that show what another input holds out, with notes."""
     from pointup.datasets.held_out import rows_held_out_elsewhere
 
     rows: set[int] = set()

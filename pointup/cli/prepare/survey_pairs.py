@@ -445,12 +445,10 @@ class SurveyDataset:
     def _index(
         self, extents: list[list[FileExtent | None]], making: Making
     ) -> tuple[int, int, Sequence[SurveyRegion], RegionSplit]:
-        """The side length of a block in tiles, that of a region in blocks, the regions, the split.
-
-        Blocks are halved while there are too few of them to hold out the share for validation.
-        """
+        """The side of a block in tiles, that of a region in blocks, the regions, the split."""
         from pointup.datasets.regions import index_survey, split_regions
 
+        # Blocks are halved while there are too few to hold out the share for validation.
         block = self.tiling.block
         while True:
             width = self.tiling.tile * block

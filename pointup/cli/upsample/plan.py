@@ -419,10 +419,7 @@ def cut_to_bounds(plan: UpsamplePlan, bounds: Bounds) -> None:
 
 
 def _has_points_inside(job: Job, bounds: Bounds) -> bool:
-    """Whether a file has points inside; a damaged file counts as one that has.
-
-    Files are read until the first point inside; an extent alone may have empty corners.
-    """
+    """Whether a file has points inside: its extent may have empty corners."""
     try:
         chunks = iter_points(job.source, attributes=False, bounds=bounds)
         return any(len(chunk) for chunk in chunks)

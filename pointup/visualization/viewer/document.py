@@ -187,10 +187,7 @@ def encode_scene(scene: Scene, blocks: Blocks) -> dict[str, Any]:
 
 
 def _fingerprint(scene: dict[str, Any]) -> str:
-    """Differs between scenes of different extents, or with layers of other names or sizes.
-
-    A link to a view holds it, and restores the view of this scene alone.
-    """
+    """Of a scene, for links to its views: differs with the extent, names and sizes of layers."""
     extents = [scene[key] for key in ("up", "origin", "low", "high")]
     layers = [[layer[key] for key in ("name", "count", "total")] for layer in scene["layers"]]
     return sha256(json.dumps([extents, layers]).encode()).hexdigest()[:16]
