@@ -28,7 +28,7 @@ from pointup.datasets.survey_tiles import (
     split_tiles,
 )
 from pointup.disk import write_text, written_whole
-from pointup.errors import ConfigError, FileError, PointupError
+from pointup.errors import FileError, PointupError
 from pointup.geometry.grids import without_holes
 from pointup.io.extents import FileExtent
 
@@ -557,15 +557,12 @@ HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def thin(positions: np.ndarray, ratio: float, pattern: str, rng: np.random.Generator) -> np.ndarray:
-    """Thin a cloud (N, 3): returns ascending indices of round(N / ratio) points.
+    """Thin a cloud (N, 3): returns ascending indices of round(N / ratio) points, for a ratio >= 1.
 
     Patterns: "random" draws points uniformly; "poisson" draws evenly spaced points; "scanline"
     keeps points on parallel lines in the xy plane with a random heading, as a scanner records
     ground, walls and shapes. The lines are two to four times as far apart as the points along them.
-    Raises ConfigError for another pattern or a ratio below 1.
     """
-    if not (np.isfinite(ratio) and ratio >= 1):
-        raise ConfigError(f"thinning ratio {ratio}: must be at least 1")
     num_kept = round(len(positions) / ratio)
     if pattern == "random":
         return np.sort(rng.choice(len(positions), num_kept, replace=False))
@@ -574,9 +571,7 @@ def thin(positions: np.ndarray, ratio: float, pattern: str, rng: np.random.Gener
         from pointup.geometry.thinning import poisson_disk_subset
 
         return poisson_disk_subset(positions, num_kept, rng)
-    if pattern == "scanline":
-        return _scan_lines(positions, num_kept, rng)
-    raise ConfigError(f"thinning pattern {pattern!r}: must be one of {', '.join(PATTERNS)}")
+    return _scan_lines(positions, num_kept, rng)
 
 
 def _scan_lines(positions: np.ndarray, num_kept: int, rng: np.random.Generator) -> np.ndarray:

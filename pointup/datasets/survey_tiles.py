@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.errors import ConfigError, DataError
+from pointup.errors import DataError
 from pointup.io.cloud import PointCloud, is_noise, is_synthetic
 from pointup.io.files import iter_points
 
@@ -272,11 +272,8 @@ def split_tiles(positions_xy: np.ndarray, tile: float) -> Tiles:
     """Group points (N, 2) by square tiles of side length `tile`.
 
     Tiles begin at multiples of their size, so that the tiles of several files match. Raises
-    ConfigError for a size that is not positive, DataError for coordinates that are not finite or
-    too large for tile indices.
+    DataError for coordinates that are not finite or too large for tile indices.
     """
-    if not (np.isfinite(tile) and tile > 0):
-        raise ConfigError(f"tile size {tile}: must be a positive length")
     numbers = np.floor(np.asarray(positions_xy, dtype=np.float64) / tile)
     # The condition is negated, so that NaN also fails.
     if not (np.abs(numbers) < MAX_TILE_INDEX).all():

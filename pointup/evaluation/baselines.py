@@ -87,17 +87,12 @@ STEP, MOST_STEPS = 1.25, 12
 def baseline_clouds(
     source: np.ndarray, num_points: int, seed: int = 0, name: str = ""
 ) -> dict[str, np.ndarray]:
-    """The cloud of each baseline: the source (N, 3), then new points, `num_points` in all.
+    """The cloud of each baseline: the source (N, 3), then new points, `num_points` >= N in all.
 
     The random numbers depend on the seed, the baseline and `name`, the name of the cloud.
-    Coordinates may be far from the origin. Raises ValueError for fewer than two points, and if
-    `num_points` is smaller than N.
+    Coordinates may be far from the origin. The source has at least two points.
     """
     source = np.asarray(source, dtype=np.float64)
-    if len(source) < 2:
-        raise ValueError(f"{len(source)} points: a baseline needs at least 2")
-    if num_points < len(source):
-        raise ValueError(f"{num_points} points of {len(source)}: a baseline keeps all of them")
     origin = source.mean(axis=0)
     clouds = {}
     for key, draw in BASELINES.items():

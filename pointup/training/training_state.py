@@ -94,12 +94,10 @@ class WeightAverage:
             return None
         return {"num_steps": self.num_steps, "weights": self.average.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Continue from `state`. Raises ValueError if it has no average."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
         if self.decay is None:
             return
-        if state is None:
-            raise ValueError("optimizer.pt has no average of the weights")
         self.average.load_state_dict(state["weights"])
         self.num_steps = int(state["num_steps"])
 

@@ -7,7 +7,6 @@ import pytest
 from scipy.spatial import cKDTree
 
 from pointup.datasets.block_pairs import PATTERNS, on_common_ground, thin
-from pointup.errors import ConfigError
 
 
 def make_ground(count: int) -> np.ndarray:
@@ -107,15 +106,6 @@ def test_scan_lines_keep_points_on_the_ground_and_above_it():
         floor, lines = floors[floors[:, 2] == height], kept[kept[:, 2] == height]
         assert cKDTree(lines).query(floor)[0].max() < 1.3 * np.sqrt(60 * 60 / len(lines))
         assert anisotropy(lines) > 1.6
-
-
-def test_impossible_thinning_is_an_error():
-    rng = np.random.default_rng(0)
-    with pytest.raises(ConfigError, match="'zigzag': must be one of random, poisson, scanline"):
-        thin(np.zeros((4, 3)), 2, "zigzag", rng)
-    for ratio in (0.5, 0, -1, np.nan, np.inf):
-        with pytest.raises(ConfigError, match="must be at least 1"):
-            thin(np.zeros((4, 3)), ratio, "random", rng)
 
 
 CORNER = np.array([500_000.0, 4_000_000.0, 100.0])

@@ -168,9 +168,3 @@ def test_random_numbers_depend_on_the_seed_and_the_name_only():
 def test_points_in_one_place_give_points_there():
     for made in baseline_clouds(np.ones((5, 3)), 20).values():
         np.testing.assert_allclose(made, 1, atol=1e-12)
-
-
-@pytest.mark.parametrize(("size", "num_points", "words"), [(1, 4, "at least 2"), (5, 4, "keeps")])
-def test_what_no_baseline_can_be_made_of_is_refused(size, num_points, words):
-    with pytest.raises(ValueError, match=words):
-        baseline_clouds(cloud(0, size), num_points)

@@ -1,6 +1,5 @@
 """The exponential moving average of the weights; test_train.py has its place in a run."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,8 +51,3 @@ def test_a_share_of_the_initial_model_is_mixed_into_the_model_but_not_into_the_t
     ):
         torch.testing.assert_close(mixed, then + 0.25)
         torch.testing.assert_close(now, then + 1)
-
-
-def test_a_checkpoint_without_an_average_is_refused():
-    with pytest.raises(ValueError, match="no average of the weights"):
-        WeightAverage(Upsampler(**SMALL.__dict__), 0.9).load_state_dict(None)

@@ -62,10 +62,10 @@ class Tiling:
     parts. For surveys of more than 200 MB."""
 
     def __post_init__(self) -> None:
-        if not self.tile > 0 or self.min_points < 1 or self.block < 1:
+        if not 0 < self.tile < float("inf") or self.min_points < 1 or self.block < 1:
             raise ConfigError(
                 f"--tile {self.tile} --min-points {self.min_points} --block {self.block}: "
-                "each must be greater than 0"
+                "each must be greater than 0, and finite"
             )
         if self.strip is not None and not 0 <= self.strip < float("inf"):
             raise ConfigError(f"--strip {self.strip}: must be a length of at least 0")
