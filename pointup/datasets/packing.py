@@ -386,6 +386,11 @@ def checked_integer(name: str, value: SupportsIndex, least: int) -> int:
     return number
 
 
+def cropped_sizes(sizes: np.ndarray, limit: int) -> np.ndarray:
+    """The sizes (n,), with `limit` for those above it; `limit` may be too large for their type."""
+    return np.minimum(sizes, min(limit, np.iinfo(sizes.dtype).max))
+
+
 def checked_sizes(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
     """Sizes (n,) int32, or int64 if one needs it; ValueError if they are no sizes.
 

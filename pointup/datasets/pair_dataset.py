@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pointup.datasets.packing import checked_integer
+from pointup.datasets.packing import checked_integer, cropped_sizes
 from pointup.datasets.samples import JoinedSamples, Samples, UnreadableSample
 from pointup.geometry.grids import morton_codes
 
@@ -60,7 +60,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         """Tokens (n,) of each sample after cropping: source and target points together."""
         if self.max_tokens is None:
             return self.full_sizes
-        return np.minimum(self.full_sizes, self.max_tokens)
+        return cropped_sizes(self.full_sizes, self.max_tokens)
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -19,6 +19,7 @@ from pointup.datasets.packing import (
     checked_integer,
     checked_sizes,
     checksum_of_sizes,
+    cropped_sizes,
     plan_epoch,
 )
 from pointup.errors import ConfigError
@@ -225,7 +226,7 @@ class TokenBudgetBatchSampler:
     @property
     def fill(self) -> float:
         """Mean tokens of the batches of `plan`, as a share of the token budget."""
-        loads = self.plan.loads(np.minimum(self.sizes, self.token_budget))
+        loads = self.plan.loads(cropped_sizes(self.sizes, self.token_budget))
         return float(loads.sum() / max(1, loads.size * self.token_budget))
 
     def _segment(self) -> list[int | None]:
@@ -243,7 +244,7 @@ class TokenBudgetBatchSampler:
             assert slots and budget and num_steps is not None
             key = [self.seed, self.epoch, number]
             plan = plan_epoch(
-                np.minimum(self.sizes, budget),
+                cropped_sizes(self.sizes, budget),
                 samples,
                 budget,
                 slots,

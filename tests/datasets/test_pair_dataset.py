@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,8 +217,10 @@ def test_negative_indices_count_from_the_end_and_others_are_index_errors(pair_di
             samples[index]
 
 
-def test_a_limit_of_tokens_is_an_integer_above_zero(pair_directory):
+def test_a_limit_of_tokens_can_be_any_integer_above_zero(pair_directory):
     samples = open_samples(pair_directory, "train")
+    every = PairDataset(samples)
+    assert PairDataset(samples, max_tokens=sys.maxsize).sizes.tolist() == every.sizes.tolist()
     for limit, message in ((0, "at least 1"), (1e4, "must be an integer")):
         with pytest.raises(ValueError, match=f"max_tokens is {limit}; it .*{message}"):
             PairDataset(samples, max_tokens=limit)

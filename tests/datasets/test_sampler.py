@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterable
 
@@ -214,6 +215,13 @@ def test_a_sample_over_the_budget_is_named_with_the_remedy():
 def test_impossible_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         TokenBudgetBatchSampler(**{"sizes": [1, 2], "token_budget": 10, **options})
+
+
+def test_limits_that_nothing_reaches_may_be_larger_than_any_array_holds():
+    for budget, crop in itertools.product((2**31, sys.maxsize), (False, True)):
+        sampler = TokenBudgetBatchSampler([3, 4, 5], budget, max_clouds=sys.maxsize, crop=crop)
+        assert [sorted(batch) for batch in sampler] == [[(0, 0), (0, 1), (0, 2)]]
+        assert sampler.fill < 1e-8
 
 
 class Keys(Dataset):
