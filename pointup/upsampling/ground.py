@@ -11,8 +11,10 @@ that results do not depend on tiles.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator
@@ -29,8 +31,9 @@ _POINTS_PER_CELL = 4
 _FEW_BLOCKS = 8
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
-# Side of a square, in cells, and number of squares in memory: 10 MB each.
-_SQUARE, _SQUARES_KEPT = 128, 4
+# Side of a square, in cells, and number of squares in memory: 10 MB each. Threads are at work on
+# several squares at a time, and come back to them.
+_SQUARE, _SQUARES_KEPT = 128, 16
 # Cells of the largest size around a place on which its ground depends.
 _MARGIN = 7
 # A point is on the ground if its height above the plane is at most this many standard deviations of
@@ -53,6 +56,7 @@ class Ground:
         self._measured = measured
         self._low, self._high = measured.low[:, :2].min(axis=0), measured.high[:, :2].max(axis=0)
         self._rectangle = functools.lru_cache(maxsize=_SQUARES_KEPT)(self._new_rectangle)
+        self._lock = threading.Lock()
 
     def floor(self, points: np.ndarray) -> np.ndarray:
         """Lowest allowed height (Q,) of new points at (Q, 3).
@@ -110,7 +114,9 @@ class Ground:
         x, y = x[order], y[order]
         first = np.flatnonzero(np.append(True, (np.diff(x) != 0) | (np.diff(y) != 0))[: len(x)])
         for rows, of_square in zip(np.split(order, first[1:]), first.tolist(), strict=False):
-            yield rows, self._rectangle(int(x[of_square]), int(y[of_square]))
+            with self._lock:
+                rectangle = self._rectangle(int(x[of_square]), int(y[of_square]))
+            yield rows, rectangle
 
     def _new_rectangle(self, x: int, y: int) -> _Rectangle:
         """The rectangle that the survey covers of a square."""
@@ -119,62 +125,105 @@ class Ground:
         return _Rectangle(self._measured, self.side, np.maximum(low, self._low), high)
 
 
+Part = TypeVar("Part")
+
+
+class _Once(Generic[Part]):
+    """A part of a rectangle that is computed when it is asked for first; other threads wait."""
+
+    def __init__(self, compute: Callable[[_Rectangle], Part]) -> None:
+        self._compute = compute
+
+    def __get__(self, rectangle: _Rectangle, owner: type) -> Part:
+        with rectangle.lock:
+            if self not in rectangle.parts:
+                rectangle.parts[self] = self._compute(rectangle)
+            part: Part = rectangle.parts[self]
+        return part
+
+
 class _Rectangle:
     """`Ground` below one rectangle, whose cells are all in memory."""
 
     def __init__(self, measured: Store, side: float, low: np.ndarray, high: np.ndarray) -> None:
-        largest, self._side = _COARSE[0], side
-        first = np.floor(low / (largest * side)).astype(np.int64) - _MARGIN
-        shape = np.floor(high / (largest * side)).astype(np.int64) + 1 + _MARGIN - first
-        points, self._numbers, is_ground = _points_within(
-            measured, first * largest * side, (first + shape) * largest * side
-        )
-        finest = Raster(side, largest * first, largest * shape)
-        lowest = finest.lowest(points[:, 2], finest.cells(points))
+        self._measured, self._side, self._low, self._high = measured, side, low, high
+        self.lock, self.parts = threading.RLock(), dict[object, Any]()
+
+    @_Once
+    def _raster(self) -> Raster:
+        """The cells of the rectangle, with those around it on which its ground depends."""
+        largest = _COARSE[0]
+        first = np.floor(self._low / (largest * self._side)).astype(np.int64) - _MARGIN
+        shape = np.floor(self._high / (largest * self._side)).astype(np.int64) + 1 + _MARGIN - first
+        return Raster(self._side, largest * first, largest * shape)
+
+    @_Once
+    def _points(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Positions, numbers, whether they are of class 2, and cells of the points there."""
+        found = _points_within(self._measured, *self._raster.corners())
+        return *found, self._raster.cells(found[0])
+
+    @_Once
+    def _levels(self) -> list[Level]:
+        """From the finest to the coarsest."""
+        points, _, is_ground, cell = self._points
+        lowest = self._raster.lowest(points[:, 2], cell)
         low_returns = lowest[lowest >= 0]
-        self._levels: list[Level] = []
+        levels: list[Level] = []
         for factor in (*_COARSE, 1):
-            scale = largest // factor
-            raster = Raster(factor * side, scale * first, scale * shape)
-            coarser = self._levels[0] if self._levels else None
-            level = Level(raster, points, is_ground, low_returns, coarser)
-            self._levels.insert(0, level)
-        cell, ground = finest.cells(points), points[is_ground]
+            raster = self._raster.coarser(factor)
+            coarser = levels[0] if levels else None
+            levels.insert(0, Level(raster, points, is_ground, low_returns, coarser))
+        return levels
+
+    @_Once
+    def _by_class(self) -> tuple[Triangles, np.ndarray]:
+        """Triangles between points of class 2, and the depths (C,) below them that are allowed."""
+        points, _, is_ground, cell = self._points
+        finest, ground = self._raster, points[is_ground]
         lowest = finest.lowest(ground[:, 2], cell[is_ground])
         # Lowest returns of cells can't replace class 2 in the floor: some are of plants.
-        self._triangles = Triangles(finest, ground[lowest[lowest >= 0]])
-        depth = self._triangles.depth(points)
+        triangles = Triangles(finest, ground[lowest[lowest >= 0]])
+        depth = triangles.depth(points)
         below, noise = np.zeros((2, len(finest)))
         np.maximum.at(below, cell, depth)
         np.maximum.at(noise, cell[is_ground], depth[is_ground])
-        self._most_depth = np.maximum(below, _NOISE * finest.around(noise, 0.0, np.maximum))
-        low, planes = self._levels[0].from_ground, self._levels[0].planes
-        height = points[low, 2] - finest.height_of(planes, points[low], cell[low])
-        low = low[height <= _MOST_ABOVE * side]
+        return triangles, np.maximum(below, _NOISE * finest.around(noise, 0.0, np.maximum))
+
+    @_Once
+    def _by_lowest(self) -> tuple[Triangles, np.ndarray]:
+        """Triangles between ground returns, and whether returns lie far below them (C,)."""
+        points, _, _, cell = self._points
+        finest, level = self._raster, self._levels[0]
+        low = level.from_ground
+        height = points[low, 2] - finest.height_of(level.planes, points[low], cell[low])
+        low = low[height <= _MOST_ABOVE * self._side]
         depth = Triangles(finest, points[low]).depth(points)
-        is_corner = (depth > 0) & (depth <= _MOST_LIFT * side)
+        is_corner = (depth > 0) & (depth <= _MOST_LIFT * self._side)
         is_corner[low] = True
-        self._low_triangles = Triangles(finest, points[is_corner])
-        # Where returns lie far below them, the triangles are not the ground.
+        triangles = Triangles(finest, points[is_corner])
+        # There the triangles are not the ground.
         far_below = np.zeros(len(finest))
-        far_below[cell[self._low_triangles.depth(points) > _MOST_LIFT * side]] = 1.0
-        self._is_far_below = finest.around(far_below, 0.0, np.maximum) > 0
+        far_below[cell[triangles.depth(points) > _MOST_LIFT * self._side]] = 1.0
+        return triangles, finest.around(far_below, 0.0, np.maximum) > 0
 
     def returns(self) -> np.ndarray:
         """Row numbers (G,) in the store of the ground returns: the lowest of cells."""
-        return self._numbers[self._levels[0].from_ground]
+        number = self._points[1]
+        return number[self._levels[0].from_ground]
 
     def floor(self, points: np.ndarray) -> np.ndarray:
         floor, known = self._levels[0].floor(points)
         for level in self._levels[1:]:
             rows = np.flatnonzero(~known)
             floor[rows], known[rows] = level.floor(points[rows])
-        cell = self._levels[0].raster.cells(points)
-        return np.fmax(floor, self._triangles.heights(points) - self._most_depth[cell])
+        triangles, most_depth = self._by_class
+        return np.fmax(floor, triangles.heights(points) - most_depth[self._raster.cells(points)])
 
     def lifted(self, points: np.ndarray) -> np.ndarray:
-        height, depth = points[:, 2], self._low_triangles.depth(points)
-        stays = self._is_far_below[self._levels[0].raster.cells(points)]
+        triangles, is_far_below = self._by_lowest
+        height, depth = points[:, 2], triangles.depth(points)
+        stays = is_far_below[self._raster.cells(points)]
         return height + np.where(stays | (depth > _MOST_LIFT * self._side), 0.0, depth)
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
@@ -397,6 +446,14 @@ class Raster:
 
     def __len__(self) -> int:
         return int(self._shape.prod())
+
+    def corners(self) -> tuple[np.ndarray, np.ndarray]:
+        """The lower and the upper corner (2,)."""
+        return self._first * self.side, (self._first + self._shape) * self.side
+
+    def coarser(self, factor: int) -> Raster:
+        """The raster of cells that are `factor` times as large."""
+        return Raster(factor * self.side, self._first // factor, self._shape // factor)
 
     def cells(self, points: np.ndarray) -> np.ndarray:
         """The cell (Q,) of each point (Q, 3); for a point outside, the nearest cell."""

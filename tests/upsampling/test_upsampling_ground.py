@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pointup import Upsampler, upsample
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import PointCloud
 from pointup.model.hub import SHIPPED, WEIGHTS
+from pointup.upsampling import ground
 from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.ground import _SQUARE, Ground, Raster, cell_side
 from pointup.upsampling.new_points import Summary
@@ -103,6 +105,20 @@ def test_squares_have_the_ground_of_the_whole(classified, make_store, monkeypatc
     for of_parts, of_whole in zip(of(parts), others, strict=True):
         assert np.array_equal(of_parts, of_whole)
     assert others[-1].any() and len(list(parts._rectangles(there))) > 10
+
+
+def test_threads_that_ask_for_the_same_squares_have_them_computed_once(make_store, monkeypatch):
+    store = make_store(forest(), block_size=256)
+    points = store.read(0, len(store))["position"]
+    monkeypatch.setattr(ground, "_SQUARE", 16)
+    read, calls = ground._points_within, []
+    monkeypatch.setattr(ground, "_points_within", lambda *of: calls.append(of) or read(*of))
+    below = Ground(store)
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(ask, points) for ask in (below.floor, below.lifted) * 2]
+    first, lifted, again, lifted_again = (call.result() for call in asked)
+    assert np.array_equal(first, again) and np.array_equal(lifted, lifted_again)
+    assert len(calls) == len(list(below._rectangles(points))) > 1
 
 
 @pytest.mark.parametrize("far", ["a stray point", "another plot"])
