@@ -16,7 +16,12 @@ from pointup import Upsampler, upsample
 from pointup.errors import ModelError
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.executor import SingleProcess
-from pointup.upsampling.single_pass.candidates import Candidates, make_candidates, near_groups
+from pointup.upsampling.single_pass.candidates import (
+    Candidates,
+    gather_neighborhood,
+    make_candidates,
+    near_groups,
+)
 from pointup.upsampling.store.point_store import build_store
 from pointup.upsampling.store.region import Region
 
@@ -121,3 +126,16 @@ def test_groups_are_near_or_few_and_hold_each_point_once(sizes, away, seed):
             assert len(points) <= 64 or np.ptp(points, axis=0).max() < 1.03 * side
         if np.ptp(region.rows["position"], axis=0).max() < side:
             assert len(groups) == 1
+
+
+def test_the_points_around_a_batch_are_in_the_same_order_whatever_its_tile(make_store):
+    """The order of rows in a product of matrices changes its last digits."""
+    store = make_store(sheet(2000), block_size=50)
+    config, ranks, block = small_model().config, np.arange(1, 7), store.num_blocks // 2
+    found = []
+    for first, last in ((block, block + 1), (0, block + 1), (block - 3, store.num_blocks)):
+        region = Region(store, first, last)
+        found.append(gather_neighborhood(region, region.places(block), ranks, config))
+    for name in ("pos", "index", "squared", "slot_index"):
+        whole, *others = (getattr(of_tile, name) for of_tile in found)
+        assert all(np.array_equal(whole, values) for values in others)

@@ -359,12 +359,16 @@ class _Neighborhoods:
         return nearest
 
     def missing(self, touched: np.ndarray) -> np.ndarray:
-        """Those of the `touched` places, -1 for none, that are not there yet, ascending."""
+        """Those of the `touched` places, -1 for none, that are not there yet, in the order of the
+        store: that of the region depends on tiles, and a product of matrices on the order of rows,
+        by the last digit."""
         # Flags are faster than sets of numbers. The last one stands for none.
         is_missing = np.zeros(len(self.region) + 1, dtype=bool)
         is_missing[touched] = True
         is_missing[self.reached] = False
-        return np.flatnonzero(is_missing[:-1])
+        places = np.flatnonzero(is_missing[:-1])
+        in_order: np.ndarray = places[np.argsort(self.region.numbers(places))]
+        return in_order
 
     def find_columns(self) -> np.ndarray:
         """The columns of those points that are there so far and whose columns are not."""
