@@ -55,10 +55,12 @@ def default_dataset() -> Path:
                 with written_whole(directory) as staging:
                     default_pairs(staging, 0, NUM_TRAIN, NUM_VALIDATION)
     except OSError as error:
-        raise FileError(
-            f"{root}: the default dataset can't be written ({error}); free some space, set "
-            "POINTUP_CACHE to another directory, or give --data"
-        ) from error
+        # Another process was first, on a network file system where locks don't work.
+        if not directory.is_dir():
+            raise FileError(
+                f"{root}: the default dataset can't be written ({error}); free some space, set "
+                "POINTUP_CACHE to another directory, or give --data"
+            ) from error
     return directory
 
 

@@ -89,6 +89,19 @@ def test_simultaneous_calls_create_one_dataset(tmp_path, monkeypatch):
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [directory]
 
 
+def test_a_dataset_that_another_process_finished_first_is_kept(tmp_path, monkeypatch):
+    # As on a network file system where locks don't work.
+    def make(staging: Path, *_: object) -> None:
+        for directory in (staging, tmp_path / f"default-{RECIPE}-seed0-3-2"):
+            directory.mkdir()
+            (directory / directory.name).touch()
+
+    monkeypatch.setattr("pointup.synthetic.default_dataset.default_pairs", make)
+    directory = small(tmp_path)
+    assert (directory / directory.name).exists()
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [directory]
+
+
 def test_a_full_disk_is_an_error_with_the_remedy_and_leaves_nothing(tmp_path, monkeypatch):
     def make(staging: Path, *_: object) -> None:
         staging.mkdir()
