@@ -53,6 +53,9 @@ class Sampling:
             raise ConfigError(
                 f"patch size {self.patch_size}: must be 2 to {self.num_source}, the source's points"
             )
+        low, high = self.noise
+        if not 0 <= low <= high < 1:
+            raise ConfigError(f"noise {low:g} to {high:g}: must lie in [0, 1), lowest first")
 
     @property
     def num_patterns(self) -> int:

@@ -107,6 +107,9 @@ def test_surfaces_of_different_meshes_have_different_files():
         {"num_source": 0},
         {"num_patches": 1, "patch_size": 61},
         {"num_patches": 1, "patch_size": 1},
+        {"noise": (-0.1, 0.0)},
+        {"noise": (0.2, 0.1)},
+        {"noise": (0.0, float("nan"))},
     ],
 )
 def test_impossible_options_are_refused(wrong):
