@@ -238,9 +238,12 @@ def _limits(run: RunRecord) -> list[str]:
     lines = list(LIMITS)
     share = run.best["share_of_midpoints"] if run.best else 0.0
     if share > 0.95:
+        verdict = (
+            "worse than" if share > 1 else "hardly better than" if share < 1 else "no better than"
+        )
         lines.append(
-            f"On its validation data the Chamfer distance of the model is {share:.1%} of that of "
-            "the midpoint baseline, which uses no network; lower is better."
+            f"On its validation data the model is {verdict} the midpoint baseline "
+            f"({share:.1%} of its Chamfer distance)."
         )
     if ratio := run.options.get("ratio"):
         lines.append(f"It was trained at a ratio of {ratio:g}.")
