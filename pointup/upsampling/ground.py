@@ -202,7 +202,7 @@ class _Rectangle:
         is_corner = (depth > 0) & (depth <= _MOST_LIFT * self._side)
         is_corner[low] = True
         triangles = Triangles(finest, points[is_corner])
-        # There the triangles are not the ground.
+        # Where returns lie far below them, the triangles are not the ground.
         far_below = np.zeros(len(finest))
         far_below[cell[triangles.depth(points) > _MOST_LIFT * self._side]] = 1.0
         return triangles, finest.around(far_below, 0.0, np.maximum) > 0

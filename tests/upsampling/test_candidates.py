@@ -128,14 +128,15 @@ def test_groups_are_near_or_few_and_hold_each_point_once(sizes, away, seed):
             assert len(groups) == 1
 
 
-def test_the_points_around_a_batch_are_in_the_same_order_whatever_its_tile(make_store):
+@pytest.mark.parametrize("options", [{}, FOREST])
+def test_the_points_around_a_batch_are_in_the_same_order_whatever_its_tile(options, make_store):
     """The order of rows in a product of matrices changes its last digits."""
     store = make_store(sheet(2000), block_size=50)
-    config, ranks, block = small_model().config, np.arange(1, 7), store.num_blocks // 2
+    config, ranks, block = small_model(**options).config, np.arange(1, 7), store.num_blocks // 2
     found = []
     for first, last in ((block, block + 1), (0, block + 1), (block - 3, store.num_blocks)):
         region = Region(store, first, last)
         found.append(gather_neighborhood(region, region.places(block), ranks, config))
-    for name in ("pos", "index", "squared", "slot_index"):
+    for name in ("pos", "index", "squared", "slot_index", "columns"):
         whole, *others = (getattr(of_tile, name) for of_tile in found)
         assert all(np.array_equal(whole, values) for values in others)

@@ -360,13 +360,14 @@ class _Neighborhoods:
 
     def missing(self, touched: np.ndarray) -> np.ndarray:
         """Those of the `touched` places, -1 for none, that are not there yet, in the order of the
-        store: that of the region depends on tiles, and a product of matrices on the order of rows,
-        by the last digit."""
+        store."""
         # Flags are faster than sets of numbers. The last one stands for none.
         is_missing = np.zeros(len(self.region) + 1, dtype=bool)
         is_missing[touched] = True
         is_missing[self.reached] = False
         places = np.flatnonzero(is_missing[:-1])
+        # The order in the region depends on tiles. A product of matrices depends on the order of
+        # rows, by the last digit.
         in_order: np.ndarray = places[np.argsort(self.region.numbers(places))]
         return in_order
 
