@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -118,3 +119,21 @@ def test_the_help_of_a_reader_that_is_gone_ends_with_status_141(program, monkeyp
     with os.fdopen(writing, "w", buffering=1) as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         assert program(["--help"]) == 141
+
+
+_LEAVE_THE_GROUP = """
+from pathlib import Path
+import pointup.training.distributed.process_group
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+import torch.distributed.nn
+dist.all_gather_object([None], "value")
+dist.destroy_process_group()
+print([thread for thread in Path("/proc/self/task").glob("*/comm") if "gloo" in thread.read_text()])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc lists the threads")
+def test_a_process_that_left_the_group_has_no_thread_of_it():
+    command = [sys.executable, "-c", _LEAVE_THE_GROUP]
+    assert subprocess.run(command, capture_output=True).stdout.split() == [b"[]"]

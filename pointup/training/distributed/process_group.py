@@ -16,8 +16,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-# The group is a default argument of its functions. Imported later, it would keep gloo's threads to
-# the end of the interpreter, where one that frees a tensor aborts the process.
+# If this module is imported after the group is formed, its functions keep the group as a default
+# argument: gloo's threads outlive it, and one that frees a tensor while the interpreter ends aborts
+# the process.
 import torch.distributed.nn.functional
 
 from pointup.errors import ConfigError, PointupError, TrainingError
