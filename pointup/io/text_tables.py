@@ -77,10 +77,11 @@ def read_text(path: Path) -> PointCloud:
             f"as {','.join(['number', *'yxz', *header.names[4:]])}"
         )
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
-    if number not in (None, len(positions)):
+    # A string, since int() of thousands of digits is an error.
+    if number and number.lstrip("0") != f"{len(positions)}":
         raise FileError(
-            f"{path}: its first line counts {number} points, it has {len(positions)}; export it "
-            "again"
+            f"{path}: the line above its rows counts {number[:20]} points, but it has "
+            f"{len(positions)}; export it again"
         )
     return PointCloud(positions, columns, header, path)
 
@@ -139,17 +140,17 @@ def _decoded(line: bytes) -> str:
         return line.decode("latin-1")
 
 
-def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int, int | None]:
+def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int, str]:
     """The header, where the rows start, and the number of rows, if a line before them has it."""
-    start, comment, mark, first, number = 0, "", "#", "", None
+    start, comment, mark, first, number = 0, "", "#", "", ""
     for raw in io.BytesIO(text):
         line = _decoded(raw).strip()
         first = without_comment(line)
-        if first and not (number is None and first.isdecimal()):
+        if first and (number or not first.isdecimal()):
             break
         start += len(raw)
         if first:
-            number, first = int(first), ""
+            number, first = first, ""
             continue
         mark = "//" if line.startswith("//") else "#"
         comment = line.lstrip("#/ ")

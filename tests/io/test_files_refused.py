@@ -29,7 +29,11 @@ BAD_TEXTS = {
     ),
     "a word": ("1 2 3\n4 five 6\n", r"line 2: 'five' is not a number; correct it"),
     "words below numbers": ("x y z kind\n1 2 3 4\n1 2 3 tree\n", r"line 3: 'tree' is not a number"),
-    "another number of points": ("3\n1 2 3\n4 5 6\n", "first line counts 3 points, it has 2"),
+    "another number of points": (
+        "3\n1 2 3\n4 5 6\n",
+        "above its rows counts 3 points, but it has 2",
+    ),
+    "a number of thousands of digits": ("9" * 5000 + "\n1 2 3\n", "counts 99999999999999999999 p"),
     "only a number of points": ("3\n", r"no points in it; leave it out"),
     "a word for a coordinate": ("x y z\n1 2 three\n", r"line 2: 'three' is not a number"),
     "two columns": ("1 2\n3 4\n", r"2 columns in '1 2'; at least x, y and z are needed"),
