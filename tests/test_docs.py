@@ -19,11 +19,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-import tyro
 from conftest import ROOT
 
 from pointup.cli.main import COMMANDS, parse
-from pointup.training.config import TrainConfig
+from pointup.training.config import parse_command_line
 
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
@@ -74,7 +73,7 @@ def is_accepted(command: str, words: list[str]) -> bool:
                 if "--config" in words:
                     at = words.index("--config")
                     del words[at : at + 2]
-                tyro.cli(TrainConfig, args=words)
+                parse_command_line(words, "")
             else:
                 parse([command, *words])
     except SystemExit:

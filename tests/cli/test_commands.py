@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import tyro
 from conftest import ROOT
 
 from pointup.cli import next_commands as commands
@@ -30,7 +29,7 @@ from pointup.cli.prepare.summary import print_summary
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.shipped import shipped_options
-from pointup.training.config import TrainConfig, as_dict
+from pointup.training.config import TrainConfig, as_dict, parse_command_line
 
 OFFSET = np.array([5e5, 4e6, 100.0])
 MODEL = "runs/pairs/model"
@@ -67,7 +66,7 @@ def test_the_training_command_names_the_configuration_of_the_machine(
     words = shlex.split(training_command(Path("my pairs")))
     assert words[:3] == ["accelerate", "launch", "--config_file"]
     assert words[3 : words.index("train.py")] == expected
-    config = tyro.cli(TrainConfig, args=words[words.index("train.py") + 1 :])
+    config = parse_command_line(words[words.index("train.py") + 1 :], "")
     assert (config.data, config.output_dir) == (("my pairs",), Path("runs/my pairs"))
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 from conftest import metrics_of
 from processes import Run, shared_memory_of
 from runs import training
 
-from pointup.training.config import TrainConfig
+from pointup.training.config import parse_command_line
 
 Launch = Callable[..., Run]
 SMALL = (
@@ -26,7 +25,7 @@ SMALL = (
 
 def train_here(*arguments: object) -> None:
     """Run in this process, which is faster than a launch."""
-    config = tyro.cli(TrainConfig, args=[str(word) for word in arguments])
+    config = parse_command_line([str(word) for word in arguments], "")
     training.train(config, training.make_accelerator(config))
 
 
