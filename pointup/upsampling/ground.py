@@ -600,9 +600,12 @@ def is_covered(region: Region, points: np.ndarray, beside: Neighbors) -> np.ndar
     return covered
 
 
-# A place is afloat from this distance to the nearest measured point on, in local spacings, and in
-# horizontal spacings of the points around it; and with so many of these points below it.
-_AFLOAT, _AFLOAT_HORIZONTALLY, _LEAST_BELOW = 1.25, 3.5, 2
+# A place is afloat above so many of the points around it from these distances to the nearest point
+# on: in horizontal spacings of these points, and in local spacings.
+_ABOVE_FEW, _ABOVE_MOST = (2, 3.5, 1.0), (8, 2.5, 0.75)
+# It is beside all points from these distances to the horizontally nearest one on: in horizontal
+# spacings around that point, and in local spacings. Points of a wall are close, seen from above.
+_BESIDE = (1.75, 0.6)
 
 
 def is_afloat(
@@ -616,16 +619,29 @@ def is_afloat(
 
     Pulses from above that come back from below a place passed it, and met nothing there. A place is
     afloat if two or more of the `NUM_ABOVE` horizontally nearest points are below it, and none is
-    near: the nearest is farther than 3.5 times their spacing, and than 1.25 local spacings. In a
-    cloud with fewer points nothing is afloat. For `beside` see `neighbors_beside`.
+    near: the nearest is farther than 3.5 times their spacing, and than the local spacing. If eight
+    of them are below it, 2.5 times their spacing and 0.75 local spacings are enough.
+
+    Nothing is known of a place beside all points: the horizontally nearest one is, in the
+    horizontal plane, farther away than 1.75 times the spacing around that point, and than 0.6 local
+    spacings. In a cloud with fewer than `NUM_ABOVE` points nothing is afloat. For `beside` see
+    `neighbors_beside`.
 
     distance: (Q,) to the nearest measured point, spacing: (Q,) the local spacing there.
     """
     across, nearest = beside
-    horizontally = across[:, -1] * np.sqrt(np.pi / NUM_ABOVE)
+    in_spacings = np.sqrt(np.pi / NUM_ABOVE)
     num_below = (region.rows["position"][:, 2][nearest] < points[:, 2:]).sum(axis=1)
-    least = np.maximum(_AFLOAT * spacing, _AFLOAT_HORIZONTALLY * horizontally)
-    afloat: np.ndarray = (num_below >= _LEAST_BELOW) & (distance > least)
+    afloat = np.zeros(len(points), dtype=bool)
+    for number, horizontally, locally in (_ABOVE_FEW, _ABOVE_MOST):
+        least = np.maximum(horizontally * in_spacings * across[:, -1], locally * spacing)
+        afloat |= (num_below >= number) & (distance > least)
+    horizontally, locally = _BESIDE
+    # By the triangle inequality, no other place can be beside all points.
+    least = np.maximum(across[:, -1] / (1 + 1 / (horizontally * in_spacings)), locally * spacing)
+    rows = np.flatnonzero(across[:, 0] > least)
+    around, _ = region.neighbors_of(nearest[rows, 0], NUM_ABOVE, dims=2)
+    afloat[rows] |= across[rows, 0] > horizontally * in_spacings * around[:, -1]
     return afloat
 
 

@@ -174,12 +174,21 @@ def trees(seed: int = 0, num_points: int = 3000) -> np.ndarray:
 
 def afloat_one_by_one(points: np.ndarray, place: np.ndarray, spacing: float) -> bool:
     """`is_afloat` of one place, by a full search."""
-    across = np.linalg.norm(points[:, :2] - place[:2], axis=1)
-    nearest = np.argsort(across)[:12]
-    horizontally = across[nearest[-1]] * np.sqrt(np.pi / 12)
+
+    def nearest_to(xy: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        across = np.linalg.norm(points[:, :2] - xy, axis=1)
+        nearest = np.argsort(across)[:12]
+        return across, nearest, across[nearest[-1]] * np.sqrt(np.pi / 12)
+
+    across, nearest, horizontally = nearest_to(place[:2])
     gap = np.linalg.norm(points - place, axis=1).min()
     num_below = (points[nearest, 2] < place[2]).sum()
-    return bool(gap > 1.25 * spacing and gap > 3.5 * horizontally and num_below >= 2)
+    if num_below >= 2 and gap > max(spacing, 3.5 * horizontally):
+        return True
+    if num_below >= 8 and gap > max(0.75 * spacing, 2.5 * horizontally):
+        return True
+    around_nearest = nearest_to(points[nearest[0], :2])[2]
+    return bool(across[nearest[0]] > max(0.6 * spacing, 1.75 * around_nearest))
 
 
 def afloat(region: Region, places: np.ndarray, spacing: np.ndarray | float) -> np.ndarray:
@@ -191,7 +200,7 @@ def test_places_afloat_are_those_of_a_search_one_by_one(make_store):
     store = make_store(trees(), block_size=100)
     points = store.read(0, len(store))["position"]
     rng = np.random.default_rng(1)
-    places = rng.uniform(points.min(axis=0), points.max(axis=0), (400, 3))
+    places = rng.uniform(points.min(axis=0) - 2, points.max(axis=0) + 2, (400, 3))
     spacing = rng.uniform(0.5, 1, 400) * cKDTree(points).query(places)[0]
     found = afloat(Region.around(store, places), places, spacing)
     expected = [afloat_one_by_one(points, *of) for of in zip(places, spacing, strict=True)]
@@ -216,6 +225,27 @@ def test_air_beside_crowns_is_empty_and_the_space_below_them_is_not(make_store):
     assert share_afloat(store, beside) == 1
     assert share_afloat(crown_only, below) == 0
     assert share_afloat(make_store(points[:11], block_size=8), beside) == 0
+
+
+def test_air_beside_a_survey_is_empty_from_two_spacings_on_whatever_its_density(make_store):
+    def grid(spacing: float) -> np.ndarray:
+        x, y = np.meshgrid(np.arange(0, 20, spacing), np.arange(0, 20, spacing))
+        return np.stack([x.ravel(), y.ravel(), 0 * x.ravel()], axis=1)
+
+    store = make_store(np.concatenate([grid(1.0), grid(4.0) + np.array([20, 0, 0])]), block_size=64)
+    x = np.array([-1.5, -3, 9.5, 34, 41, 48])
+    places = np.stack([x, 0 * x + 10, 0 * x], axis=1) - store.frame.origin
+    spacing = np.repeat([1.0, 4.0], 3)
+    found = afloat(Region.around(store, places), places, spacing)
+    assert found.tolist() == [False, True, False, False, False, True]
+
+
+def test_places_near_a_facade_are_not_beside_it(make_store):
+    """From above, the points of a facade are much closer to each other than along it."""
+    x, z = np.meshgrid(np.arange(0, 10, 0.1), np.arange(0, 5, 0.1))
+    store = make_store(np.stack([x.ravel(), 0 * x.ravel(), z.ravel()], axis=1), block_size=256)
+    places = np.array([[5.05, 0.02, 2.05], [5.05, 0.2, 2.05]]) - store.frame.origin
+    assert afloat(Region.around(store, places), places, 0.1).tolist() == [False, True]
 
 
 def test_fewer_new_points_hang_in_empty_air_with_the_rule(monkeypatch):
