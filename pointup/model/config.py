@@ -34,6 +34,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "oversampling": (1.0, MAX_OVERSAMPLING),
     "relaxation_steps": (0, 10_000),
     "relaxation_residual": (0.0, 1e9),
+    "relaxation_radius": (0.5, 2.0),
     "volume_relaxation": (0.0, 4.0),
     "dropout": (0.0, 0.99),
 }
@@ -119,6 +120,10 @@ class ModelConfig:
     of the output, from which on the point stays where the network put it: on edges and in thin
     parts. Up to a fifth of it a point moves freely. 0: points move everywhere. No weight depends on
     it."""
+    relaxation_radius: float = 1.0
+    """Radius of the repulsion, in spacings of the output. More than 1 spreads points into places
+    without candidates, as on ridges, and between close sheets, unless `relaxation_residual` holds
+    them. No weight depends on it."""
     volume_relaxation: float = 0.0
     """Radius of the repulsion, in spacings of the output, where the neighbours of a new point fill
     a volume, as leaves do: relaxation pushes points apart in all directions there. 0: it moves

@@ -18,7 +18,7 @@ EXTENSIONS = frozenset(
         "column_layers", "column_neighbors", "column_stride", "extrapolation", "descent",
         "predict_error", "error_exponent", "reach", "max_pass_ratio", "slots_per_ratio",
         "density_exponent", "quota_exponent", "quota_noise", "oversampling", "relaxation_steps",
-        "relaxation_residual", "volume_relaxation", "heights", "dropout", "k",
+        "relaxation_residual", "relaxation_radius", "volume_relaxation", "heights", "dropout", "k",
     }
 )  # fmt: skip
 """Model options that may be given with `--initial-model`: they keep its weights, and add others."""

@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial import ConvexHull, cKDTree
 
 from pointup import upsample
+from pointup.upsampling.single_pass import relaxation
 from pointup.upsampling.single_pass.relaxation import (
     NUM_NEIGHBORS,
     onto_facets,
@@ -61,6 +62,31 @@ def test_noise_across_the_surface_becomes_less():
     points = plane(2000)
     points[:, 2] = 0.002 * np.random.default_rng(1).normal(size=len(points))
     assert relax(points, NOTHING)[:, 2].std() < 0.85 * points[:, 2].std()
+
+
+def test_a_wider_radius_spreads_points_farther_into_holes():
+    points = plane(1500)
+    spacing = nearest(points).mean()
+    middles = (0.2 + 0.6 * np.random.default_rng(0).random((8, 3))) * (1, 1, 0)
+    points = points[cKDTree(middles).query(points)[0] > 2 * spacing]
+
+    def mean_gap(radius: float) -> float:
+        relaxed = relax(points, NOTHING, num_steps=8, radius=radius)
+        return float(cKDTree(relaxed).query(middles)[0].mean())
+
+    assert mean_gap(1.25) < 0.95 * mean_gap(1.0)
+
+
+@pytest.mark.parametrize("keeps_sheets", [True, False])
+def test_errors_average_out_over_more_neighbors_where_sheets_are_kept(keeps_sheets, monkeypatch):
+    points = plane(1500) + np.random.default_rng(0).normal(0, 1e-3, (1500, 3)) * (0, 0, 1)
+
+    def error() -> float:
+        return float(relax(points, NOTHING, keeps_sheets=keeps_sheets)[:, 2].std())
+
+    found = error()
+    monkeypatch.setattr(relaxation, "NUM_ON_SHEET", relaxation.NUM_NEIGHBORS)
+    assert (found < 0.95 * error()) if keeps_sheets else (found == error())
 
 
 @pytest.mark.parametrize("gap", [0.7, 0.9, 1.2])
@@ -383,12 +409,12 @@ def test_points_of_curved_and_of_noisy_surfaces_are_on_no_facets():
         assert np.array_equal(on_facets(points, measured), points)
 
 
-@pytest.mark.parametrize("options", [(5, True, 0.0, 0.0), (3, False, 0.3, 1.5)])
+@pytest.mark.parametrize("options", [(5, True, 0.0, 0.0, 1.25), (3, False, 0.3, 1.5, 1.0)])
 def test_blocks_relaxed_together_are_as_those_relaxed_alone(options):
     """Batched operations on packed blocks, here on the CPU, against NumPy and a k-d tree."""
     rng = np.random.default_rng(0)
     blocks, far = [], np.array([0, 0, 1000])
-    for seed, (num_free, num_fixed) in enumerate([(700, 250), (9, 4), (300, 0)]):
+    for seed, (num_free, num_fixed) in enumerate([(700, 250), (14, 4), (300, 0)]):
         free = plane(num_free, seed) + far + rng.normal(size=(num_free, 3)) * 0.01
         free[:5] = free[0]
         blocks.append((free, plane(num_fixed, seed + 9) + far, 2 * num_free // 3))

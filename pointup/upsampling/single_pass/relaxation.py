@@ -29,8 +29,13 @@ from pointup.geometry.surfaces import (
 NUM_NEIGHBORS = 12
 """Number of neighbours that repel a point and that its surface is fitted to, and whose convex hull,
 in the plane, it may not leave."""
+NUM_ON_SHEET = 17
+"""Number of neighbours that the surface is fitted to where sheets are kept: new points of shapes
+are accurate, and their errors average out."""
 NUM_ON_SURFACE = 48
 """Number of second-pass candidates that the surface around a point is fitted to."""
+# Their columns in lists of neighbours, in which each point itself is first.
+_OTHERS = slice(1, NUM_NEIGHBORS + 1)
 # Length of the step away from a coincident neighbour, as a share of the radius of repulsion.
 _STEP = 0.4
 # Number of neighbours whose mean distance is the spacing of a point.
@@ -67,6 +72,7 @@ def relax(
     keeps_sheets: bool = True,
     most_residual: float = 0.0,
     volume_radius: float = 0.0,
+    radius: float = 1.0,
     num_wanted: int | None = None,
 ) -> np.ndarray:
     """Positions (M, 3) float64 of the points `free` (M, 3) after relaxation; with `num_wanted` of
@@ -76,15 +82,16 @@ def relax(
     the points around it. Points on a plane stay on it. A point that coincides with all its
     neighbours does not move, and nothing moves with fewer than four points in all. With
     `keeps_sheets` a point whose neighbours lie on no single surface, such as on two sheets close to
-    each other, is not moved off its own. With `most_residual` above 0, a point moves less where the
-    surface fits its neighbours badly, and not at all from that residual on, in spacings. With
-    `volume_radius` above 0, points whose neighbours fill a volume are pushed in all directions from
-    others within this radius, in spacings, and onto no surface.
+    each other, is not moved off its own, and the surface is fitted to more neighbours. With
+    `most_residual` above 0, a point moves less where the surface fits its neighbours badly, and not
+    at all from that residual on, in spacings. Points are pushed from others within `radius`, in
+    spacings. With `volume_radius` above 0, points whose neighbours fill a volume are pushed in all
+    directions from others within that radius, in spacings, and onto no surface.
     """
     if len(free) + len(fixed) < 4:
         return free[:num_wanted]
     start = np.concatenate([free, fixed])
-    k = min(NUM_NEIGHBORS, len(start) - 1)
+    k = min(NUM_ON_SHEET if keeps_sheets else NUM_NEIGHBORS, len(start) - 1)
     tree = cKDTree(start, balanced_tree=False)
     # In the order of the tree, neighbouring queries read the same leaves.
     order = tree.indices
@@ -94,10 +101,11 @@ def relax(
     index = index[: len(free)].astype(np.int64)
     # The mean over all neighbours, so that a point with a single close neighbour moves away from
     # it.
-    spacing = near[index[:, 1:]].mean(axis=1)
-    movable = np.flatnonzero((spacing > 0) & (distance[: len(free), -1] > 0))
+    spacing = near[index[:, _OTHERS]].mean(axis=1)
+    farthest = distance[: len(free), _OTHERS][:, -1]
+    movable = np.flatnonzero((spacing > 0) & (farthest > 0))
     wanted = len(free) if num_wanted is None else num_wanted
-    options = num_steps, keeps_sheets, most_residual, volume_radius
+    options = num_steps, keeps_sheets, most_residual, volume_radius, radius
     num_settled = int(np.searchsorted(movable, wanted))
     return _moved(start, distance, index, spacing, movable, num_settled, options)[:wanted]
 
@@ -108,7 +116,7 @@ def relax_on_device(
 ) -> list[np.ndarray]:
     """`relax` of several blocks at once: of `free`, `fixed` and `num_wanted` of each.
 
-    Each block has more than `NUM_NEIGHBORS` points. The `options` are all others of `relax`.
+    Each block has more than `NUM_ON_SHEET` points. The `options` are all others of `relax`.
     """
     points = torch.from_numpy(np.concatenate([part for block in blocks for part in block[:2]]))
     sizes = np.array([(wanted, len(free) - wanted, len(fixed)) for free, fixed, wanted in blocks])
@@ -117,11 +125,12 @@ def relax_on_device(
     ptr = to_device(ptr_from_sizes(torch.from_numpy(sizes.sum(axis=1))), device)
     start, kind = to_device(points, device), to_device(kinds, device)
     with assume_valid():
-        squared, index = knn(start, ptr, NUM_NEIGHBORS + 1)
+        keeps_sheets = bool(options[1])
+        squared, index = knn(start, ptr, 1 + (NUM_ON_SHEET if keeps_sheets else NUM_NEIGHBORS))
     distance, wanted = squared.sqrt(), (kind == 0).nonzero()[:, 0]
     near = distance[:, 1 : _NUM_SPACING + 1].mean(1)
-    spacing = near[index[:, 1:]].mean(1)
-    kind = kind.masked_fill((spacing <= 0) | (distance[:, -1] <= 0), 2)
+    spacing = near[index[:, _OTHERS]].mean(1)
+    kind = kind.masked_fill((spacing <= 0) | (distance[:, _OTHERS][:, -1] <= 0), 2)
     settled, others = ((kind == number).nonzero()[:, 0] for number in (0, 1))
     rows = torch.cat([settled, others])
     now = _moved(start, distance, index, spacing, rows, len(settled), options)
@@ -142,16 +151,16 @@ def _moved(
     Shapes: `distance` and `index` (Q, K + 1) of the neighbours of the first Q points, themselves
     first, and `spacing` (Q,). The first `num_settled` rows are moved onto the surface at the end.
     """
-    xp, (num_steps, keeps_sheets, most_residual, volume_radius) = library(start), options
+    xp, (num_steps, keeps_sheets, most_residual, volume_radius, radius) = library(start), options
     distance, index, spacing = distance[movable], index[movable], spacing[movable]
-    parts = []
+    close, parts = slice(NUM_NEIGHBORS + 1), []
     for rows in _parts(len(movable), _ROWS if xp is np else _ROWS_ON_DEVICE):
-        around = start[index[rows]]
-        frame, variance = principal_axes(around, distance[rows])
+        around, gap = start[index[rows, close]], distance[rows, close]
+        frame, variance = principal_axes(around, gap)
         in_volume = _in_volume(variance) if volume_radius > 0 else xp.zeros_like(spacing[rows])
         off = around[:, 0] - around[:, 1:].mean(axis=1)
-        outward = _outward(off, distance[rows, -1])
-        others = contiguous(index[rows, 1:].T)
+        outward = _outward(off, gap[:, -1])
+        others = contiguous(index[rows, _OTHERS].T)
         mobility = _mobility(variance, in_volume)
         parts.append((rows, others, contiguous(frame), mobility, outward, in_volume))
     now = start + 0.0
@@ -159,10 +168,10 @@ def _moved(
         before = contiguous(now.T)
         for rows, others, frame, mobility, outward, in_volume in parts:
             here = movable[rows]
-            radius = spacing[rows] * (1.0 + (volume_radius - 1.0) * in_volume)
+            within = spacing[rows] * (radius + (volume_radius - radius) * in_volume)
             most_move = (_MAX_MOVE + (_MAX_MOVE_IN_VOLUME - _MAX_MOVE) * in_volume) * spacing[rows]
             away = [of_axis[here] - of_axis.take(others) for of_axis in before]
-            push = _along_axes(_push(away, radius), frame, mobility)
+            push = _along_axes(_push(away, within), frame, mobility)
             moved = now[here] - start[here] + _without_outward(push, outward)
             now[here] = start[here] + _limit_length(moved, most_move)
     for rows, _, frame, _, _, in_volume in parts:

@@ -32,7 +32,7 @@ from pointup.upsampling.single_pass.measured import Measured
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.quotas import TargetCounts
 from pointup.upsampling.single_pass.relaxation import (
-    NUM_NEIGHBORS,
+    NUM_ON_SHEET,
     onto_facets,
     onto_surface,
     relax,
@@ -118,7 +118,7 @@ class UpsamplingPass:
         # One batch at a time on an accelerator; other threads search neighbours meanwhile.
         self._device_lock: Any = nullcontext() if on_cpu else threading.Lock()
         # Without its kernels a device searches neighbours more slowly than the host.
-        self._uses_device = kernels.take(torch.empty((0, 3), device=device), NUM_NEIGHBORS + 1)
+        self._uses_device = kernels.take(torch.empty((0, 3), device=device), NUM_ON_SHEET + 1)
         self._make_tree: TreeMaker = host_tree
         if self._uses_device:
             use = partial(use_of, device, self._device_lock)
@@ -273,7 +273,7 @@ class UpsamplingPass:
         for block in blocks:
             with self._files.load(block, "picked") as saved:
                 free, fixed, _ = self._around(block, saved["position"])
-            if len(free) + len(fixed) > NUM_NEIGHBORS:
+            if len(free) + len(fixed) > NUM_ON_SHEET:
                 parts[block] = free, fixed, len(saved["position"])
         num_points = sum(len(free) + len(fixed) for free, fixed, _ in parts.values())
         if parts:
@@ -318,11 +318,11 @@ class UpsamplingPass:
         return not self.store.frame.is_upright
 
     @property
-    def _relaxation(self) -> tuple[int, bool, float, float]:
+    def _relaxation(self) -> tuple[int, bool, float, float, float]:
         """Options of `relax`."""
         config = self.model.config
-        limits = config.relaxation_residual, config.volume_relaxation
-        return self.num_steps, self._has_sheets, *limits
+        lengths = config.relaxation_residual, config.volume_relaxation, config.relaxation_radius
+        return self.num_steps, self._has_sheets, *lengths
 
     def _around(
         self, block: int, selected: np.ndarray
