@@ -34,7 +34,7 @@ NUM_ON_SHEET = 17
 are accurate, and their errors average out."""
 NUM_ON_SURFACE = 48
 """Number of second-pass candidates that the surface around a point is fitted to."""
-# Their columns in lists of neighbours, in which each point itself is first.
+# Columns of the neighbours that repel, in lists in which each point itself is first.
 _OTHERS = slice(1, NUM_NEIGHBORS + 1)
 # Length of the step away from a coincident neighbour, as a share of the radius of repulsion.
 _STEP = 0.4
