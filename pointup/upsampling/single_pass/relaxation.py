@@ -301,25 +301,23 @@ _FLAT = 1e-3
 _GAP = np.pi / 2
 
 
-def within_borders(
-    points: np.ndarray, parent: np.ndarray, sources: np.ndarray, measured: cKDTree
-) -> np.ndarray:
+def within_borders(points: np.ndarray, measured: cKDTree) -> np.ndarray:
     """Positions (M, 3) of points (M, 3) of which those beyond a border are moved back to it.
 
     A point is beyond a border if its nearest points of the tree `measured` lie in a plane, and its
     projection onto the plane is outside of their convex hull there. It moves within the plane to
-    the nearest point of the hull. Only points near a border are looked at: `parent` (M,) is the row
-    of each point's parent in `sources` (P, 3), which are in `measured`. With fewer than three
-    measured points nothing moves.
+    the nearest point of the hull. Only points whose nearest one is at a border are looked at. With
+    fewer than three measured points nothing moves.
     """
     if measured.n < 3 or not len(points):
         return points
     now = points.copy()
-    at_border = np.zeros(len(sources), dtype=bool)
-    for part in _parts(len(sources)):
-        around, _, _ = _in_plane(measured, sources[part], itself=True)
+    nearest, of_point = np.unique(np.asarray(measured.query(points)[1]), return_inverse=True)
+    at_border = np.zeros(len(nearest), dtype=bool)
+    for part in _parts(len(nearest)):
+        around, _, _ = _in_plane(measured, measured.data[nearest[part]], itself=True)
         at_border[part] = _widest_gap(around) > _GAP
-    near_border = np.flatnonzero(at_border[parent])
+    near_border = np.flatnonzero(at_border[of_point])
     for part in _parts(len(near_border)):
         rows = near_border[part]
         around, axes, is_flat = _in_plane(measured, points[rows], itself=False)
@@ -419,24 +417,21 @@ def towards_measured(
 _NUM_OF_PLANE, _NUM_AROUND, _NUM_ON_FACETS = 8, 32, 8
 _MOST_FACETS = 3
 # Steps from neighbour to neighbour in which an edge is reached from the points of a facet.
-_STEPS_TO_FACET = 2
+_STEPS_TO_FACET = 3
 # Distance from a plane, in spacings, up to which a point lies on it.
 _ON_PLANE = 0.02
 # Cosine of the angle from which on two planes are one.
 _PARALLEL = 0.97
 
 
-def onto_facets(
-    points: np.ndarray, parent: np.ndarray, sources: np.ndarray, measured: cKDTree
-) -> np.ndarray:
+def onto_facets(points: np.ndarray, measured: cKDTree) -> np.ndarray:
     """Positions (M, 3) of points (M, 3), of which those where flat facets meet are moved onto them.
 
     That is where the nearest points of the tree `measured` lie on two or three planes, each of
     which is fitted to points of one facet. A point moves onto the nearest plane. If it is then
     beyond another plane, on whose one side all points of its facet lie, it moves within its own
     plane to the line where both meet. At edges sharper than about 60 degrees some points stay as
-    they are: planes fitted there mix both facets. `parent` (M,) and `sources` (P, 3) are those of
-    `within_borders`.
+    they are: planes fitted there mix both facets.
     """
     if measured.n < _NUM_AROUND or not len(points):
         return points
@@ -452,8 +447,7 @@ def onto_facets(
     at_edge = near_facet & ~is_flat[index].all(axis=1)
     if not at_edge.any():
         return points
-    at_edge = at_edge[np.asarray(measured.query(sources)[1])]
-    near_edge = np.flatnonzero(at_edge[parent])
+    near_edge = np.flatnonzero(at_edge[np.asarray(measured.query(points)[1])])
     for part in _parts(len(near_edge)):
         rows = near_edge[part]
         index = np.asarray(measured.query(points[rows], k=_NUM_AROUND)[1])

@@ -302,11 +302,10 @@ class UpsamplingPass:
         else:
             points = relax(free, fixed, *self._relaxation, len(selected))
         if self._has_sheets:
-            tree, core = cKDTree(sources), region.rows["position"][region.places(block)]
+            tree = cKDTree(sources)
             if self._denoises and not self._second_pass:
                 points = towards_measured(points, free[len(points) :], tree, self._scatter.length)
-            points = within_borders(points, picked["row"], core, tree)
-            points = onto_facets(points, picked["row"], core, tree)
+            points = onto_facets(within_borders(points, tree), tree)
         new = picked | self._measured.settle(region, points, selected)
         kept = self._measured.is_kept(new["position"], new["distance"])
         of_rows = {"target_count": new.pop("target_count")}
@@ -314,8 +313,9 @@ class UpsamplingPass:
 
     @property
     def _has_sheets(self) -> bool:
-        """Most neighbourhoods of a survey lie on no single surface."""
-        return not self.store.frame.is_upright
+        """Most neighbourhoods of a survey lie on no single surface. The store of a later pass has
+        the axes of the first."""
+        return not (self.measured or self.store).frame.is_upright
 
     @property
     def _relaxation(self) -> tuple[int, bool, float, float, float]:
