@@ -24,7 +24,7 @@ from pointup.geometry.local_geometry import (
 )
 from pointup.geometry.midpoints import depths_of_slots
 from pointup.geometry.packed import to_device
-from pointup.model.blocks import Block, in_blocks, points_per_block
+from pointup.model.blocks import Block, children_per_block, in_blocks
 from pointup.model.config import ModelConfig
 from pointup.model.encoder import ChildTables, DescribedPoints, PointEncoder, attention_block
 from pointup.model.offsets import described_in, encode_positions, mean_offset, offset_along
@@ -147,7 +147,7 @@ class ChildDecoder(PointEncoder):
         return in_blocks(
             place,
             num_points,
-            max(1, points_per_block(pos.device) // num_slots),
+            max(1, children_per_block(pos.device) // num_slots),
             gathered=[
                 (tables.shuffle, geometry.index),
                 (tables.refine, geometry.index),

@@ -39,12 +39,10 @@ def test_attention_equals_its_equation():
 def test_blocks_and_recomputation_do_not_change_results(dropout, monkeypatch):
     pos, ptr = packed(40, 3)
     results = []
-    for children_kept, points_per_block in ((10**6, 16), (0, 16)):
+    for children_kept, per_block in ((10**6, 16), (0, 16)):
         model = as_if_trained(dropout=dropout).train()
         monkeypatch.setattr("pointup.model.upsampler.children_kept", lambda _, n=children_kept: n)
-        monkeypatch.setattr(
-            "pointup.model.children.points_per_block", lambda _, n=points_per_block: n
-        )
+        monkeypatch.setattr("pointup.model.children.children_per_block", lambda _, n=per_block: n)
         torch.manual_seed(1)
         output = model(pos, ptr, 2.0)
         candidates = output.candidates

@@ -43,7 +43,7 @@ def model_of(**options: Any) -> Upsampler:
 @pytest.mark.parametrize("options", [{}, OPTIONS])
 def test_recomputed_and_kept_intermediates_give_the_same_gradients(options):
     model = model_of(**options)
-    with mock.patch("pointup.model.children.points_per_block", lambda device: 40):
+    with mock.patch("pointup.model.children.children_per_block", lambda device: 40):
         again, kept = gradients(model, recompute=True), gradients(model, recompute=False)
     assert len(again) == len(kept) > 10
     for one, other in zip(again, kept, strict=True):
