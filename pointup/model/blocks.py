@@ -198,8 +198,8 @@ def points_per_block(device: torch.device) -> int:
 
 
 def children_per_block(device: torch.device) -> int:
-    """Children per block, as `points_per_block`. Other numbers change the last digits of their
-    positions."""
+    """Children per block, as `points_per_block`. Another number changes the last digits of the
+    children's positions."""
     return 8192 if device.type == "cpu" else 1 << 17
 
 

@@ -41,14 +41,20 @@ def model_of(**options: Any) -> Upsampler:
 
 
 @pytest.mark.parametrize("options", [{}, OPTIONS])
-def test_recomputed_and_kept_intermediates_give_the_same_gradients(options):
+def test_recomputed_and_kept_blocks_give_the_gradients_of_the_whole(options):
     model = model_of(**options)
-    with mock.patch("pointup.model.children.children_per_block", lambda device: 40):
+    whole = gradients(model, recompute=False)
+    with (
+        mock.patch("pointup.model.encoder.points_per_block", lambda device: 12),
+        mock.patch("pointup.model.children.children_per_block", lambda device: 40),
+    ):
         again, kept = gradients(model, recompute=True), gradients(model, recompute=False)
-    assert len(again) == len(kept) > 10
-    for one, other in zip(again, kept, strict=True):
+    assert len(again) == len(kept) == len(whole) > 10
+    for one, other, all_at_once in zip(again, kept, whole, strict=True):
         # Up to the rounding of the largest terms.
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * max(1, other.abs().max()))
+        limits = {"rtol": 1e-5, "atol": 1e-6 * max(1, float(other.abs().max()))}
+        torch.testing.assert_close(one, other, **limits)
+        torch.testing.assert_close(one, all_at_once, **limits)
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.floats(0, 1), st.integers())

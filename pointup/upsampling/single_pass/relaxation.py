@@ -306,8 +306,8 @@ def within_borders(points: np.ndarray, measured: cKDTree) -> np.ndarray:
 
     A point is beyond a border if its nearest points of the tree `measured` lie in a plane, and its
     projection onto the plane is outside of their convex hull there. It moves within the plane to
-    the nearest point of the hull. Only points whose nearest one is at a border are looked at. With
-    fewer than three measured points nothing moves.
+    the nearest point of the hull. Only points whose nearest measured point is at a border are
+    looked at. With fewer than three measured points nothing moves.
     """
     if measured.n < 3 or not len(points):
         return points
