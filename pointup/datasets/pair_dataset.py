@@ -26,8 +26,9 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     has no points and has `fault`, the reason; `collate` leaves it out.
 
     With `max_tokens`, a larger pair is cropped to the `max_tokens` points around a random source
-    point. The random numbers of cropping and augmentation depend only on (seed, epoch, index), not
-    on the worker, the process or a resume.
+    point. `noise`, in spacings of the source, is the largest that a source gets, with or without
+    augmentation. The random numbers depend only on (seed, epoch, index), not on the worker, the
+    process or a resume.
 
     Attributes:
         full_sizes: (n,) int32, tokens of each sample before cropping.
@@ -81,12 +82,14 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         core = None
         if not self.augment and self.max_tokens is None:
             core = self.samples.core(index, clouds)
-        if self.augment or self.max_tokens is not None:
-            rng = np.random.default_rng([self.seed, epoch, index, *repetition])
-            if self.max_tokens is not None:
-                clouds = crop_pair(clouds, self.max_tokens, rng)
-            if self.augment:
-                clouds = augment_pair(clouds, vertical, rng, self.noise)
+        rng = np.random.default_rng([self.seed, epoch, index, *repetition])
+        if self.max_tokens is not None:
+            clouds = crop_pair(clouds, self.max_tokens, rng)
+        if self.augment:
+            clouds = augment_pair(clouds, vertical, rng, self.noise)
+        elif self.noise:
+            spacing = estimate_spacing(clouds["source"], rng)
+            clouds = {**clouds, "source": with_noise(clouds["source"], spacing, self.noise, rng)}
         is_augmented = time.perf_counter()
         clouds = in_spatial_order(clouds)
         tensors = {name: torch.from_numpy(points) for name, points in clouds.items()}
@@ -149,9 +152,7 @@ def augment_pair(
     """Rotate, mirror and scale a pair about the mean of its source, and jitter the source.
 
     `clouds` maps `source`, `target` and optional columns to (N, 3) float32. `target_normals` are
-    directions: they are rotated and mirrored only. The jitter is Gaussian noise with a standard
-    deviation of 0.01 of the source's point spacing, or drawn evenly from 0.01 to `noise` if that is
-    larger.
+    directions: they are rotated and mirrored only. `with_noise` is the jitter.
     """
     rotation = random_rotation(rng, vertical)
     scale = rng.uniform(*SCALES)
@@ -165,10 +166,18 @@ def augment_pair(
         for name, points in clouds.items()
     }
     spacing = scale * estimate_spacing(source, rng)
+    return {**moved, "source": with_noise(moved["source"], spacing, noise, rng)}
+
+
+def with_noise(
+    points: np.ndarray, spacing: float, noise: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Points (N, 3) with Gaussian noise of a standard deviation between `JITTER` and `noise` times
+    their spacing, drawn evenly, or `JITTER` times, if that is larger."""
     share = rng.uniform(JITTER, noise) if noise > JITTER else JITTER
-    sigma = np.float32(share * spacing)
-    moved["source"] += sigma * rng.standard_normal(source.shape, dtype=np.float32)
-    return moved
+    return points + np.float32(share * spacing) * rng.standard_normal(
+        points.shape, dtype=np.float32
+    )
 
 
 def random_rotation(rng: np.random.Generator, vertical: bool) -> np.ndarray:

@@ -142,8 +142,9 @@ class TrainConfig:
     augment: Switch = True
     """Rotate, mirror, scale and jitter the training pairs."""
     noise_spacings: NonNegativeFloat = 0.0
-    """Largest standard deviation of Gaussian noise on the sources of training pairs, in spacings of
-    the source. For each pair it is drawn anew from 0.01 to this number. Not with --no-augment."""
+    """Largest standard deviation of Gaussian noise on the sources, in spacings of the source. For
+    each training pair it is drawn anew from 0.01 to this number, for each validation pair once. Not
+    with --no-augment."""
     learning_rate: PositiveFloat = 3e-3
     """Peak learning rate of AdamW; with `lr_scaling`, at `reference_clouds` clouds per step."""
     lr_scaling: LrScaling = "none"

@@ -164,7 +164,7 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     return TrainingData(
         sources,
         PairDataset(train, seed=config.seed, augment=config.augment, noise=config.noise_spacings),
-        PairDataset(validation, seed=config.seed),
+        PairDataset(validation, seed=config.seed, noise=config.noise_spacings),
         f"{where}, {len(train):,} for training, {len(validation):,} for validation",
         left_out=tuple(bad + known + others),
         unreadable=UnreadableSamples(

@@ -19,17 +19,19 @@ from pointup.training.objective import LossConfig
 from pointup.training.run_directory import checkpoint
 
 
-def test_noise_moves_the_sources_of_training_pairs_and_no_others(
+def test_noise_moves_sources_and_no_targets_anew_in_training_and_once_in_validation(
     pair_directory, tmp_path, accelerator
 ):
     quiet, noisy = (
         open_training_data(options(pair_directory, tmp_path, noise_spacings=noise), accelerator)
         for noise in (0.0, 0.5)
     )
-    before, after = (data.train[(0, 0)] for data in (quiet, noisy))
-    assert (before.pos - after.pos).abs().max() > 0
-    assert torch.equal(before.target, after.target)
-    assert torch.equal(quiet.validation[0].pos, noisy.validation[0].pos)
+    for of in ("train", "validation"):
+        before, after = (getattr(data, of)[(0, 0)] for data in (quiet, noisy))
+        assert (before.pos - after.pos).abs().max() > 0
+        assert torch.equal(before.target, after.target)
+    assert not torch.equal(noisy.train[(0, 0)].pos, noisy.train[(1, 0)].pos)
+    assert torch.equal(noisy.validation[0].pos, noisy.validation[0].pos)
 
 
 def test_the_weights_of_the_loss_change_with_the_run_and_go_on_when_it_is_continued(

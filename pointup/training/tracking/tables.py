@@ -21,7 +21,10 @@ MIDPOINTS = (
     "model against midpoints: ratio of the means; cloud by cloud: mean of the ratios"
 )
 """Said once below the conventions: the two figures differ, and two names mean the same."""
-AS_WRITTEN = "The figures are those of the output of `pointup upsample`, with measured points."
+AS_WRITTEN = (
+    "The figures are those of the output of `pointup upsample`, with measured points; of a run with\n"
+    "`--noise-spacings`, with `--denoise` instead."
+)
 
 
 def evaluation_table(
