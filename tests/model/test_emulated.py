@@ -121,7 +121,7 @@ def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
     [
         ("lidar", 1220),
         pytest.param("shapes", 1750, marks=slow),
-        pytest.param("noisy", 1580, marks=slow),
+        pytest.param("noisy", 1750, marks=slow),
         ("forest", 1900),
     ],
 )
