@@ -22,8 +22,8 @@ MIDPOINTS = (
 )
 """Said once below the conventions: the two figures differ, and two names mean the same."""
 AS_WRITTEN = (
-    "The figures are those of the output of `pointup upsample`, with measured points; of a run with\n"
-    "`--noise-spacings`, with `--denoise` instead."
+    "The figures are those of the output of `pointup upsample`, with measured points; of a run\n"
+    "with `--noise-spacings`, with `--denoise` instead."
 )
 
 
