@@ -32,7 +32,7 @@ _FEW_BLOCKS = 8
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
 # Side of a square, in cells, and number of squares in memory: 30 MB each. Threads are at work on
-# several squares at a time, and come back to them. A third of the work on a square is for its margin.
+# several at a time, and come back to them. A third of the work on a square is for its margin.
 _SQUARE, _SQUARES_KEPT = 256, 6
 # Cells of the largest size around a place on which its ground depends.
 _MARGIN = 7
