@@ -101,7 +101,7 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
                 f"{path}: can't be opened: it holds no dataset of `pointup prepare`, and no Arrow "
                 "or Parquet files"
             ) from error
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = (str(error).strip() or repr(error)).splitlines()[0][:200]
         place = "can't be opened" if path.exists() else "no such directory, and as a Hub id"
         raise DataError(
             f"{path_or_hub_id}: {place}: {reason}; make a dataset with `pointup prepare`"
