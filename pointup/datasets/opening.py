@@ -94,6 +94,8 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
         # check reads the offsets of the clouds, not the points.
         for split in splits.values():
             split.data.validate(full=True)
+    except DataError:
+        raise
     # `datasets` calls many readers, which raise errors of many classes.
     except Exception as error:
         if path.is_dir() and not (saved or _has_tables(path)):
