@@ -15,6 +15,7 @@ from pointup.geometry.neighbors import knn, nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
     at_least_float32,
     batch_from_ptr,
+    has_empty,
     safe_sqrt,
     segment_mean,
     segment_rank,
@@ -117,20 +118,28 @@ def repulsion_loss(pos: Tensor, ptr: Tensor, k: int, radius: Tensor | float) -> 
 
 
 def point_to_plane_distance(
-    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, target_normals: Tensor
+    pos: Tensor,
+    ptr: Tensor,
+    target: Tensor,
+    target_ptr: Tensor,
+    target_normals: Tensor,
+    index: Tensor | None = None,
 ) -> Tensor:
     """Mean over `pos` of the distance to the tangent plane at the nearest target point.
 
     |(p - q) . n| with q the target point nearest to p and n its unit normal, of either sign;
     unsquared, in the unit of the data. `target_normals`: (M, 3). Chen and Medioni 1992.
+    `index`: (N,) the result of `nearest_point`, where it is known.
     """
-    index = nearest_point(pos, ptr, target, target_ptr)
+    if index is None:
+        index = nearest_point(pos, ptr, target, target_ptr)
     if len(target) == 0:
         return segment_mean(0.0 * at_least_float32(pos).sum(1), ptr)
-    neighbor = index.clamp(min=0)
-    offset = at_least_float32(pos) - at_least_float32(target)[neighbor]
-    height = (offset * at_least_float32(target_normals)[neighbor]).sum(1).abs()
-    return segment_mean(height.masked_fill(index < 0, 0.0), ptr)
+    offset = at_least_float32(pos) - at_least_float32(target)[index]
+    height = (offset * at_least_float32(target_normals)[index]).sum(1).abs()
+    if has_empty(target_ptr):
+        height = height.masked_fill(index < 0, 0.0)
+    return segment_mean(height, ptr)
 
 
 def matched(squared: Tensor) -> Tensor:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import (
     batch_from_ptr,
     copied_ahead,
-    safe_sqrt,
     segment_mean,
 )
 
@@ -232,35 +233,119 @@ def describe_neighbors_of_children(
     parent to the neighbour of the slot, both in units of the parent's spacing, `normal` (N, K, 3)
     of the neighbours.
     """
-    # Coordinates are the first dimension: sums over three adjacent values are slow.
-    x, y, z = (
-        neighbors.unsqueeze(1) - child.unsqueeze(2)
-        for neighbors, child in zip(geometry.relative.unbind(2), from_parent.unbind(2), strict=True)
+    described: Tensor = _DescribeFromChildren.apply(
+        from_parent, geometry.relative, to_slot, geometry.mean, geometry.normal, normal
     )
-    squared = torch.addcmul(torch.addcmul(x * x, y, y), z, z)
-    onwards = product((x, y, z), to_slot.unsqueeze(2))
-    inwards = product((x, y, z), geometry.mean[:, None, None])
-    above = product((x, y, z), geometry.normal[:, None, None]).abs()
-    below = product((x, y, z), normal.unsqueeze(1)).abs()
-    one = torch.ones_like(x)
-    return torch.stack([x, y, z, safe_sqrt(squared), onwards, inwards, above, below, one])
+    return described
 
 
-def product(vectors: Sequence[Tensor], others: Tensor) -> Tensor:
+class _DescribeFromChildren(torch.autograd.Function):
+    """`describe_neighbors_of_children`, differentiable in the positions of the children.
+
+    The derivative is written by hand: autograd takes three times as many operations, and keeps each
+    of their results. Coordinates are the first dimension: sums over three adjacent values are slow.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        from_parent: Tensor,
+        relative: Tensor,
+        to_slot: Tensor,
+        mean: Tensor,
+        own_normal: Tensor,
+        normal: Tensor,
+    ) -> Tensor:
+        axes = relative.permute(2, 0, 1).contiguous().unsqueeze(2)
+        described = axes.new_empty((9, *from_parent.shape[:2], relative.shape[1]))
+        to_neighbor = described[:3]
+        torch.sub(axes, from_parent.permute(2, 0, 1).unsqueeze(3), out=to_neighbor)
+        x, y, z = to_neighbor
+        squared = torch.addcmul(torch.addcmul(x * x, y, y), z, z)
+        torch.sqrt(squared, out=described[3])
+        others = (
+            to_slot.unsqueeze(2),
+            mean[:, None, None],
+            own_normal[:, None, None],
+            normal[:, None],
+        )
+        for row, vectors in enumerate(others, start=4):
+            product(to_neighbor, vectors, out=described[row])
+        described[6:8].abs_()
+        described[8] = 1.0
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(described, to_slot, mean, own_normal, normal)
+        return described
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        described, to_slot, mean, own_normal, normal = ctx.saved_tensors
+        to_neighbor, distance = described[:3], described[3]
+        # The gradient of a distance is 0 (not NaN) at 0.
+        shares = (grad[3] / distance).masked_fill_(distance == 0, 0.0)
+        total = torch.addcmul(grad[:3], to_neighbor, shares)
+        total.addcmul_(grad[4], to_slot.permute(2, 0, 1).unsqueeze(3))
+        total.addcmul_(grad[5], mean.T[:, :, None, None])
+        for row, vectors in (6, own_normal[:, None, None]), (7, normal.unsqueeze(1)):
+            signed = product(to_neighbor, vectors).sign_().mul_(grad[row])
+            total.addcmul_(signed, vectors.permute(3, 0, 1, 2))
+        return total.sum(-1).neg_().permute(1, 2, 0), *[None] * 5
+
+
+def coordinates_first(vectors: Tensor) -> Tensor:
+    """The same vectors (N, K, 3), with coordinates as the first dimension in memory."""
+    return vectors.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+
+
+def product(
+    vectors: Sequence[Tensor] | Tensor, others: Tensor, out: Tensor | None = None
+) -> Tensor:
     """Scalar products of vectors, given as x, y and z, with others (..., 3)."""
     x, y, z = vectors
     along = torch.addcmul(x * others[..., 0], y, others[..., 1])
-    return torch.addcmul(along, z, others[..., 2])
+    return torch.addcmul(along, z, others[..., 2], out=out)
 
 
 def directions(vectors: Tensor) -> Tensor:
     """Vectors (..., 3) normalized to length 1; 0 stays 0."""
-    return vectors / length(vectors).clamp(min=1e-12)
+    divisor = length(vectors.detach()).clamp(min=1e-12)
+    unit: Tensor = _Scaled.apply(vectors, vectors.detach() / divisor, divisor, None)
+    return unit
 
 
 def shortened(offset: Tensor) -> Tensor:
     """Offsets (..., 3) shortened to at most `MAX_OFFSET`."""
-    return offset * (MAX_OFFSET / length(offset).clamp(min=MAX_OFFSET))
+    divisor = (length(offset.detach()) / MAX_OFFSET).clamp(min=1.0)
+    short = offset.detach() * divisor.reciprocal()
+    result: Tensor = _Scaled.apply(offset, short, divisor, MAX_OFFSET)
+    return result
+
+
+class _Scaled(torch.autograd.Function):
+    """`scaled`, vectors (..., 3) over their own `divisor` (..., 1): those of a divisor above 1 have
+    the length `most` then; with None, all have the length 1.
+
+    The derivative is written by hand: that of the length takes autograd twice as many operations.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, vectors: Tensor, scaled: Tensor, divisor: Tensor, most: float | None
+    ) -> Tensor:
+        ctx.most = most
+        ctx.save_for_backward(scaled, divisor)
+        return scaled.view_as(scaled)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        scaled, divisor = ctx.saved_tensors
+        # Along its direction a vector of fixed length does not change.
+        along = (grad * scaled).sum(-1, keepdim=True)
+        if ctx.most is not None:
+            along = along.masked_fill_(divisor <= 1, 0.0) / ctx.most**2
+        return torch.addcmul(grad, scaled, along, value=-1).div_(divisor), None, None, None
 
 
 def length(vectors: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from pointup.geometry.packed import (
     at_least_float32,
     check_clouds,
     exact_sqrt,
+    has_empty,
     on_host,
     to_device,
 )
@@ -75,7 +76,7 @@ def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple
     `pos`; the choice of the neighbour is not. Raises ValueError as `knn` does.
     """
     index = nearest_point(query, query_ptr, pos, ptr)
-    return _squared_distance(query, pos, index), index
+    return squared_distance(query, pos, ptr, index), index
 
 
 @torch.no_grad()
@@ -91,16 +92,19 @@ def nearest_both(
     return nearest(pos, ptr, target, target_ptr), nearest(target, target_ptr, pos, ptr)
 
 
-def _squared_distance(query: Tensor, pos: Tensor, index: Tensor) -> Tensor:
-    """Squared distance (Q,) from each query point to the point named by `index`; inf for -1."""
-    # Where there is no neighbour, any finite point will do: its distance is replaced below.
-    neighbor = at_least_float32(pos)[index.clamp(min=0)] if len(pos) else query.detach()
+def squared_distance(query: Tensor, pos: Tensor, ptr: Tensor, index: Tensor) -> Tensor:
+    """Squared distance (Q,) from each query point to the point `index` (Q,) that `nearest_point`
+    found; as `nearest` returns it."""
+    # Where there is no neighbour, -1 stands for the last point: its distance is replaced below.
+    neighbor = at_least_float32(pos)[index] if len(pos) else query.detach()
     # By differences: |a|2 + |b|2 - 2ab suffers from cancellation far from the origin.
-    squared_distance = (at_least_float32(query) - neighbor).square().sum(1)
+    squared = (at_least_float32(query) - neighbor).square().sum(1)
     # inf marks a point without neighbour: an overflow must not look like one.
-    squared_distance = squared_distance.masked_fill(squared_distance == torch.inf, torch.nan)
+    squared = squared.masked_fill(squared == torch.inf, torch.nan)
+    if not has_empty(ptr):
+        return squared
     # The kernel finds no neighbour of a point that is not finite: its distance stays NaN.
-    return squared_distance.masked_fill((index < 0) & ~squared_distance.isnan(), torch.inf)
+    return squared.masked_fill((index < 0) & ~squared.isnan(), torch.inf)
 
 
 def _search(

@@ -75,6 +75,11 @@ def sizes_from_ptr(ptr: Tensor) -> Tensor:
     return ptr[1:] - ptr[:-1]
 
 
+def has_empty(ptr: Tensor) -> bool:
+    """Whether a cloud has no points."""
+    return bool((sizes_from_ptr(on_host(ptr)) == 0).any())
+
+
 def ptr_from_sizes(sizes: Tensor) -> Tensor:
     """Bounds (B + 1,) int64 of clouds of the given sizes (B,); `[0]` for no cloud."""
     return torch.nn.functional.pad(sizes.long().cumsum(0), (1, 0))
@@ -191,8 +196,22 @@ def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root, with the gradient 0 (not NaN or infinity) at 0."""
-    is_zero = squared <= 0
-    return squared.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
+    root: Tensor = _SafeSqrt.apply(squared)
+    return root
+
+
+class _SafeSqrt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, squared: Tensor) -> Tensor:
+        root = squared.sqrt()
+        ctx.save_for_backward(root)
+        return root
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (root,) = ctx.saved_tensors
+        return (grad / (2 * root)).masked_fill_(root == 0, 0.0)
 
 
 def exact_sqrt(values: Tensor) -> Tensor:

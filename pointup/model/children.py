@@ -7,7 +7,7 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -18,6 +18,7 @@ from pointup.geometry.local_geometry import (
     Columns,
     LocalGeometry,
     arches,
+    coordinates_first,
     describe_neighbors,
     describe_neighbors_of_children,
     shortened,
@@ -70,12 +71,14 @@ class ChildDecoder(PointEncoder):
     def child_tables(self, features: Tensor) -> ChildTables:
         """Projected features of points, from features (N, C)."""
         dim = self.config.feature_dim
-        of_parent, of_neighbor, _ = self.slot.weight.tensor_split([dim, 2 * dim], dim=1)
+        sizes = [dim, dim, self.config.position_hidden]
+        of_parent, of_neighbor, of_position = self.slot.weight.split(sizes, dim=1)
         return ChildTables(
             F.linear(features, of_parent, self.slot.bias),
             F.linear(features, of_neighbor),
             self.shuffle.key_value(features),
             self.refine.key_value(features),
+            of_position,
         )
 
     def place_children(
@@ -130,7 +133,9 @@ class ChildDecoder(PointEncoder):
             described = describe_neighbors(
                 local, start.direction, whole.spacing[neighbor], whole.normal[neighbor]
             )
-            x_NRC = self.features_of_slots(described, x_parent_NC, x_neighbor_NRC, start)
+            slot_position = self.neighbor_position(described_in(x_parent_NC.dtype, described))
+            x_position_NRC = F.linear(slot_position, tables.position)
+            x_NRC = self.features_of_slots(x_parent_NC, x_neighbor_NRC, x_position_NRC, start)
             x_NRC = self.shuffle(x_NRC, kv_shuffle, local.missing, g)
             arch = arches(start.direction, own_normal, normal_of_slot)
             if start.is_below is not None:
@@ -155,24 +160,26 @@ class ChildDecoder(PointEncoder):
             ],
             gathered_by_slot=[(tables.neighbor, slot_neighbor), (normals, slot_neighbor)],
             rows=[tables.parent[rows], g[rows], normals[rows]],
-            parameters=self.weights_of_children(),
+            parameters=[*self.weights_of_children(), tables.position],
             recompute=recompute and not self.random,
         )
 
     def features_of_slots(
-        self, described: Tensor, x_parent_NC: Tensor, x_neighbor_NRC: Tensor, start: Anchors
+        self,
+        x_parent_NC: Tensor,
+        x_neighbor_NRC: Tensor,
+        x_position_NRC: Tensor,
+        start: Anchors,
     ) -> Tensor:
         """Features (n, R, C) of slots before the shuffle.
 
-        From the description of their directions, and from the products of the layer `slot` with
-        the features of the parents and of the slots' neighbours.
+        From the products of the layer `slot` with the features of the parents and of the slots'
+        neighbours, and with their encoded directions.
         """
-        slot_position = self.neighbor_position(described_in(x_parent_NC.dtype, described))
         if start.is_beyond is not None:
             x_neighbor_NRC = x_neighbor_NRC + start.is_beyond * self.extrapolated
         if start.is_below is not None:
             x_neighbor_NRC = x_neighbor_NRC + start.is_below * self.descended
-        x_position_NRC = F.linear(slot_position, self.slot.weight[:, 2 * self.config.feature_dim :])
         return x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
 
     def refined_offsets(
@@ -192,12 +199,15 @@ class ChildDecoder(PointEncoder):
         surroundings, and turned by `turn_normals`.
         """
         linear = cast(nn.Linear, self.child_position[0])
+        weight = torch.cat([linear.weight, linear.bias.unsqueeze(1)], dim=1).to(x_NRC.dtype)
         to_anchor = 0.5 * start.direction
+        local = replace(local, relative=coordinates_first(local.relative))
+        normal_of_neighbor = coordinates_first(normal_of_neighbor)
         offset: Tensor | None = None
         for _ in range(self.config.num_refinements):
             from_parent = to_anchor if offset is None else to_anchor + offset
             described = describe_neighbors_of_children(local, from_parent, start.direction, fitted)
-            child_g = encode_positions(described, linear, x_NRC.dtype)
+            child_g = encode_positions(described, weight)
             x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
             x_normed_NRC = self.pull_norm(x_NRC)
             weights = offset_along(self.pull(x_normed_NRC), child_g)
@@ -216,12 +226,12 @@ class ChildDecoder(PointEncoder):
         if start.is_below is not None and start.depth is not None:
             # Far below its parent a candidate is a guess, unless the network learns better.
             log_error = log_error + (start.depth * start.is_below).log1p()
-        return log_error.clamp(SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR)
+        return F.hardtanh(log_error, SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR)
 
     def weights_of_children(self) -> list[Tensor]:
         """The weights that `place_children` uses beside tables and positions."""
         modules = [
-            self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,
+            self.shuffle, self.refine, self.neighbor_position, self.child_position,
             self.pull_norm, self.pull, self.arch,
         ]  # fmt: skip
         if self.config.predict_error:

@@ -52,6 +52,8 @@ class ChildTables(NamedTuple):
     """(N, 2 heads D) keys and values of the node shuffle."""
     refine: Tensor
     """(N, 2 heads D) keys and values of the refinement."""
+    position: Tensor
+    """(C, P) the part of `slot` for the position."""
 
 
 class DescribedPoints(NamedTuple):

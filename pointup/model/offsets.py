@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LARGEST, LARGEST_IN_FP16 = 1e9, 1e3
@@ -22,7 +23,8 @@ overflows in float32, the features themselves in float16, which ends at 65,504."
 def described_in(dtype: torch.dtype, described: Tensor) -> Tensor:
     """Described positions in the dtype of features, within its bound."""
     most = LARGEST_IN_FP16 if dtype == torch.float16 else LARGEST
-    return described.clamp(-most, most).to(dtype)
+    # As `clamp`, with a derivative of one operation.
+    return F.hardtanh(described, -most, most).to(dtype)
 
 
 class _Encode(torch.autograd.Function):
@@ -49,13 +51,12 @@ class _Encode(torch.autograd.Function):
         return grad_described, torch.mm(described, grad).t()
 
 
-def encode_positions(described: Tensor, layer: nn.Linear, dtype: torch.dtype) -> Tensor:
-    """relu of `layer`, (N, R, K, P), applied to described positions (F + 1, N, R, K).
+def encode_positions(described: Tensor, weight: Tensor) -> Tensor:
+    """relu of a linear layer, (N, R, K, P), applied to described positions (F + 1, N, R, K).
 
-    The last feature is 1 and multiplies the bias.
+    `weight` (P, F + 1): its last column is the bias, since the last feature is 1.
     """
-    weight = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).to(dtype)
-    encoded: Tensor = _Encode.apply(described_in(dtype, described.flatten(1)), weight)
+    encoded: Tensor = _Encode.apply(described_in(weight.dtype, described.flatten(1)), weight)
     return encoded.view(*described.shape[1:], -1)
 
 

@@ -159,8 +159,9 @@ class Upsampler(
             empty = ptr.new_empty(0)
             error = shares if self.config.predict_error else None
             return UpsamplerOutput(
-                nothing, ptr, empty, nothing, candidates_ptr, shares, shares, shares.detach(), error
-            )
+                nothing, ptr, empty, nothing, candidates_ptr, shares, shares, shares.detach(),
+                error, empty,
+            )  # fmt: skip
 
         padded = padded_slots(slots, sizes, children_per_group(pos.device))
         by_slots = padded.argsort(stable=True)
@@ -200,7 +201,7 @@ class Upsampler(
             pieces.append(piece.flatten(0, 1))
         candidates, log_error = torch.cat(pieces), None
         own, place = rows_of_slots(slots, padded, ptr, candidates_ptr)
-        if not torch.equal(slots, padded):
+        if place is not None:
             candidates = candidates.index_select(0, place)
 
         power = self.spacing_power(points).float()
@@ -225,6 +226,7 @@ class Upsampler(
             log_quotas,
             mean_gaps(squared, neighbors),
             None if log_error is None else log_error[picked],
+            picked,
         )
 
 
@@ -305,8 +307,9 @@ def padded_slots(slots: Tensor, sizes: Tensor, group_cost: int) -> Tensor:
 
 def rows_of_slots(
     slots: Tensor, padded: Tensor, ptr: Tensor, candidates_ptr: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The parent of each candidate, and its row among all children.
+) -> tuple[Tensor, Tensor | None]:
+    """The parent of each candidate, and its row among all children; None for the rows where all
+    children are candidates.
 
     Children are ordered by point, `padded` of each; the first `slots` of them are candidates.
 
@@ -324,6 +327,8 @@ def rows_of_slots(
     num_slots, num_left_out, first_child, first_candidate, first_point = table.unbind()
     within = torch.arange(num_candidates, device=ptr.device) - first_candidate
     point = torch.div(within, num_slots, rounding_mode="floor")
+    if torch.equal(slots, padded):
+        return first_point + point, None
     # Surplus slots of the preceding points.
     skipped = point * num_left_out
     return first_point + point, first_child + within + skipped
@@ -429,6 +434,8 @@ class UpsamplerOutput(NamedTuple):
     log_error: Tensor | None = None
     """(M,) float32: logarithm of the predicted distance of each output point to the target, in
     spacings of the target; None for a model without `predict_error`."""
+    picked: Tensor | None = None
+    """(M,) int64: the candidate that each output point is."""
 
     def of_clouds(self, clouds: Tensor, points: Tensor) -> UpsamplerOutput:
         """The output with its clouds in another order.
@@ -448,6 +455,9 @@ class UpsamplerOutput(NamedTuple):
 
         ptr, rows = reordered(self.ptr)
         candidates_ptr, candidate_rows = reordered(self.candidates_ptr)
+        assert self.picked is not None
+        place = torch.empty_like(candidate_rows)
+        place[candidate_rows] = torch.arange(len(place), device=device)
         return UpsamplerOutput(
             self.pos[rows],
             ptr,
@@ -458,4 +468,5 @@ class UpsamplerOutput(NamedTuple):
             of_points(self.log_quotas),
             of_points(self.gaps),
             None if self.log_error is None else self.log_error[rows],
+            place[self.picked[rows]],
         )

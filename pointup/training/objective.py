@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from pointup.errors import ConfigError, NonFiniteError
-from pointup.geometry.neighbors import nearest, nearest_both, nearest_point
+from pointup.geometry.neighbors import nearest, nearest_point, squared_distance
 from pointup.geometry.packed import (
     assume_valid,
     batch_from_ptr,
+    has_empty,
     on_host,
     safe_sqrt,
     segment_counts,
@@ -168,9 +169,14 @@ def cloud_losses(
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
     mean_spacing = segment_mean(spacing, batch.ptr)
-    mean_spacing = mean_spacing.masked_fill(mean_spacing <= 0, 1.0)
+    if has_empty(batch.ptr):
+        mean_spacing = mean_spacing.masked_fill(mean_spacing <= 0, 1.0)
     if config.unit == "cloud":
         spacing = mean_spacing[batch_from_ptr(batch.ptr, len(spacing))]
+    plane_weight = weight_at(config.point_to_plane, share_done)
+    of_candidates = squared = None
+    if plane_weight > 0 and "target_normals" in batch:
+        of_candidates = nearest_point(output.candidates, output.candidates_ptr, target, target_ptr)
     if config.chamfer == "density-aware":
         loss = density_aware_chamfer_distance(
             pos / mean_spacing[batch_from_ptr(ptr, len(pos)), None],
@@ -181,8 +187,14 @@ def cloud_losses(
             trim=config.trim,
         )
     else:
-        (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
-        if any((sizes_from_ptr(on_host(p)) == 0).any() for p in (batch.ptr, target_ptr)):
+        if of_candidates is None or output.picked is None:
+            to_target, _ = nearest(pos, ptr, target, target_ptr)
+        else:
+            # The output is some of the candidates.
+            to_target = squared_distance(pos, target, target_ptr, of_candidates[output.picked])
+        to_output, index = nearest(target, target_ptr, pos, ptr)
+        squared = to_target.detach()
+        if has_empty(batch.ptr) or has_empty(target_ptr):
             to_target, to_output = matched(to_target), matched(to_output)
         unit = spacing[output.parent]
         # Where all sources are empty, no point has a unit, and all distances are 0.
@@ -196,18 +208,20 @@ def cloud_losses(
             to_output = to_output / unit_of_target.square()
         loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
     to_plane = (
-        (weight_at(config.point_to_plane, share_done), output.candidates, output.candidates_ptr),
-        (weight_at(config.output_to_plane, share_done), pos, ptr),
+        (plane_weight, output.candidates, output.candidates_ptr, of_candidates),
+        (weight_at(config.output_to_plane, share_done), pos, ptr, None),
     )
-    for weight, points, points_ptr in to_plane:
+    for weight, points, points_ptr, known in to_plane:
         if weight > 0 and "target_normals" in batch:
             plane = point_to_plane_distance(
-                points, points_ptr, target, target_ptr, batch.target_normals
+                points, points_ptr, target, target_ptr, batch.target_normals, known
             )
             loss = loss + weight * plane / mean_spacing
     weight = weight_at(config.error, share_done)
     if weight > 0 and output.log_error is not None:
-        loss = loss + weight * error_loss(output, output.log_error, batch, spacing)
+        if squared is None:
+            squared = nearest(pos.detach(), ptr, target, target_ptr)[0]
+        loss = loss + weight * error_loss(output, output.log_error, squared, spacing)
     weight = weight_at(config.coverage, share_done)
     if weight > 0:
         gap, _ = nearest(target, target_ptr, output.candidates, output.candidates_ptr)
@@ -224,15 +238,15 @@ def cloud_losses(
     return loss
 
 
-def error_loss(output: UpsamplerOutput, log_error: Tensor, batch: Batch, spacing: Tensor) -> Tensor:
+def error_loss(
+    output: UpsamplerOutput, log_error: Tensor, squared: Tensor, spacing: Tensor
+) -> Tensor:
     """Negative log likelihood (B,) of the distances from the output to the target.
 
     Each distance, in spacings of the target, has an exponential distribution whose mean is the
-    predicted error. The distances are constants here: this term moves no point.
+    predicted error. The `squared` distances (M,) are constants here: this term moves no point.
     """
-    with torch.no_grad():
-        squared, _ = nearest(output.pos, output.ptr, batch.target, batch.target_ptr)
-        distance = matched(squared).sqrt() / spacing[output.parent]
+    distance = matched(squared).sqrt() / spacing[output.parent]
     missed = log_error + distance * torch.exp(-log_error)
     return segment_mean(missed, output.ptr)
 
@@ -250,6 +264,8 @@ def density_loss(output: UpsamplerOutput, batch: Batch) -> Tensor:
         log_sizes = segment_counts(batch.ptr).log()[batch_from_ptr(batch.target_ptr, len(index))]
     if not len(batch.pos):
         return segment_mean(0.0 * batch.target.sum(1), batch.target_ptr)
-    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)]
-    missed = (-2 * log_sizes - log_share).masked_fill(index < 0, 0.0)
+    log_share = (output.log_shares + output.log_quotas)[index]
+    missed = -2 * log_sizes - log_share
+    if has_empty(batch.ptr):
+        missed = missed.masked_fill(index < 0, 0.0)
     return segment_mean(missed, batch.target_ptr)

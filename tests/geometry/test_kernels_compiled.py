@@ -69,7 +69,7 @@ TILES = {"TILE": 32, "TILES_PER_PROGRAM": 16}
 def test_the_order_along_the_curve_compiles(floats):
     counts = {"num_points": "i32"}
     compile_kernel("knn.cloud_boxes_kernel", floats, {"ptr": "*i64"} | counts, CURVE)
-    arrays = {"cloud": "*i32", "code": "*i64"}
+    arrays = {"cloud": "*i64", "code": "*i64"}
     compile_kernel("knn.curve_kernel", floats, arrays | counts, CURVE)
     compile_kernel("knn.tile_boxes_kernel", floats, {"num_tiles": "i32"} | counts, TILES)
 
@@ -89,12 +89,12 @@ def test_the_order_along_the_curve_compiles(floats):
 def test_knn_compiles(floats, k, num_bytes, architecture, tmp_path):
     from pointup.geometry.kernels import knn
 
-    pointers = ("query_order", "home", "order", "ptr", "found_index")
+    pointers = ("query_order", "query_cloud", "home", "order", "ptr", "found_index")
     counts = ("num_queries", "num_points", "num_tiles", "k")
     compiled = compile_kernel(
         "knn.knn_kernel",
         floats,
-        dict.fromkeys(pointers, "*i64") | dict.fromkeys(counts, "i32") | {"query_cloud": "*i32"},
+        dict.fromkeys(pointers, "*i64") | dict.fromkeys(counts, "i32"),
         {
             "K": k,
             "BLOCK_Q": knn.BLOCK_Q,

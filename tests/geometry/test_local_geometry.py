@@ -18,10 +18,13 @@ from pointup.geometry.local_geometry import (
     arches,
     columns_of,
     describe_columns,
+    describe_neighbors_of_children,
     describe_profiles,
+    directions,
     local_geometry,
     nearest_in_plane,
     plane_normals,
+    shortened,
     without_bridges,
 )
 from pointup.geometry.neighbors import knn
@@ -70,6 +73,28 @@ def test_points_on_a_line_or_in_one_place_have_no_normal():
     centred = along - along.mean(0)
     covariances = torch.stack([centred.T @ centred, torch.zeros(3, 3), torch.eye(3)])
     assert torch.equal(plane_normals(covariances), torch.zeros(3, 3))
+
+
+def test_handwritten_derivatives_equal_finite_differences():
+    pos = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    geometry = geometry_of(pos, 4)
+    for name in ("relative", "mean", "normal"):
+        object.__setattr__(geometry, name, getattr(geometry, name).double())
+    children, to_slot = torch.randn(6, 2, 3).double(), torch.randn(6, 2, 3).double()
+    normal = geometry.normal[geometry.index]
+
+    def described(from_parent: Tensor) -> Tensor:
+        return describe_neighbors_of_children(geometry, from_parent, to_slot, normal)
+
+    assert torch.autograd.gradcheck(described, [children.requires_grad_()])
+    # A child in the place of its parent is at the distance 0 from it.
+    at_parent = torch.zeros_like(children, requires_grad=True)
+    (gradient,) = torch.autograd.grad(described(at_parent).sum(), [at_parent])
+    assert gradient.isfinite().all()
+
+    vectors = torch.cat([0.4 * directions(torch.randn(5, 3)), 3 * torch.randn(5, 3)]).double()
+    for function in (directions, shortened):
+        assert torch.autograd.gradcheck(function, [vectors.requires_grad_()])
 
 
 def test_on_a_plane_the_offset_to_the_arch_is_zero():

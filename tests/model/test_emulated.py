@@ -119,10 +119,10 @@ def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("lidar", 1220),
-        pytest.param("shapes", 1750, marks=slow),
-        pytest.param("noisy", 1750, marks=slow),
-        ("forest", 1900),
+        ("lidar", 1140),
+        pytest.param("shapes", 1580, marks=slow),
+        pytest.param("noisy", 1580, marks=slow),
+        ("forest", 1780),
     ],
 )
 def test_a_step_of_an_included_model_has_no_more_operations(name, most, tmp_path):

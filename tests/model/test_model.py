@@ -158,6 +158,13 @@ def test_the_parent_of_an_output_point_is_its_input_point():
     assert (output.parent[output.ptr[1] :] >= 50).all()
 
 
+@pytest.mark.parametrize("ratio", [2.0, torch.tensor([2.0, 8.0, 2.0])])
+def test_an_output_point_is_the_candidate_that_was_picked(ratio):
+    pos, ptr = packed(50, 60, 40)
+    output = as_if_trained()(pos, ptr, ratio)
+    torch.testing.assert_close(output.candidates[output.picked], output.pos, rtol=0, atol=0)
+
+
 def test_empty_clouds_single_points_and_duplicates_have_finite_output():
     pos = torch.cat([torch.zeros(20, 3), torch.ones(1, 3), surface_points(30)])
     ptr = torch.tensor([0, 20, 20, 21, 51])

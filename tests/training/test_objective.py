@@ -227,6 +227,17 @@ def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances():
     assert term(true) < min(term(true + 0.1), term(true - 0.1), term(true.mean().expand(60)))
 
 
+def test_the_distances_of_the_output_are_those_of_the_candidates_that_it_is():
+    batch = batch_of((25, 60), (30, 70))
+    output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, 2.4)
+    spacing = torch.full((55,), 0.5)
+    losses = [
+        cloud_losses(given, batch, spacing, LossConfig(point_to_plane=0.5))
+        for given in (output, output._replace(picked=None))
+    ]
+    torch.testing.assert_close(*losses, rtol=0, atol=0)
+
+
 def test_with_the_unit_of_the_cloud_a_centimetre_counts_the_same_everywhere():
     batch = batch_of((25, 60))
     output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, 60 / 25)

@@ -88,7 +88,7 @@ def knn_kernel(
     qx = tl.load(query_axes + row, mask=is_query, other=0.0)
     qy = tl.load(query_y + row, mask=is_query, other=0.0)
     qz = tl.load(query_z + row, mask=is_query, other=0.0)
-    cloud_of_row = tl.load(query_cloud + row, mask=is_query, other=-1)
+    cloud_of_row = tl.load(query_cloud + row, mask=is_query, other=-1).to(tl.int32)
     # A query that is not finite is of no cloud: it finds nothing.
     cloud_of_row = tl.where((qx - qx) + (qy - qy) + (qz - qz) == 0, cloud_of_row, -1)
 
@@ -100,8 +100,9 @@ def knn_kernel(
     last, replaced = tl.max(squared, 0, return_indices=True, return_indices_tie_break_left=False)
     offset = tl.arange(0, TILE)[:, None]
 
-    first_cloud = tl.load(query_cloud + first_row)
-    last_cloud = tl.load(query_cloud + tl.minimum(first_row + BLOCK_Q, num_queries) - 1)
+    first_cloud = tl.load(query_cloud + first_row).to(tl.int32)
+    last_row = tl.minimum(first_row + BLOCK_Q, num_queries) - 1
+    last_cloud = tl.load(query_cloud + last_row).to(tl.int32)
     home_tile = (tl.load(home + tl.program_id(0)) // TILE).to(tl.int32)
     for cloud in range(first_cloud, last_cloud + 1):
         start = tl.load(ptr + cloud).to(tl.int32)
@@ -244,7 +245,7 @@ class Curve:
     order: Tensor
     """Index (N,) int64 of each point in the original order."""
     cloud: Tensor
-    """Number of the cloud of each point, (N,) int32."""
+    """Number of the cloud of each point, (N,) int64."""
     code: Tensor
     """Number of the cloud (upper bits), place on its curve (lower bits): (N,) int64, ascending."""
 
@@ -300,7 +301,7 @@ def curve_kernel(
     """Place on the curve, in cells of 1 / 2**AXIS_BITS of the longest side of the cloud's box."""
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_point = point < num_points
-    number = tl.load(cloud + point, mask=is_point, other=0)
+    number = tl.load(cloud + point, mask=is_point, other=0).to(tl.int32)
     box = boxes + number * 6
     low_x = tl.load(box, mask=is_point, other=0.0)
     low_y = tl.load(box + 1, mask=is_point, other=0.0)
@@ -354,7 +355,7 @@ def along_curve(axes: Tensor, ptr: Tensor, boxes: Tensor) -> Curve:
     """The points of each cloud, from axes (3, N), sorted along the curve through its box
     (`boxes`, (B, 6))."""
     num_points = axes.shape[1]
-    cloud = batch_from_ptr(ptr, num_points).int()
+    cloud = batch_from_ptr(ptr, num_points)
     code = torch.empty(num_points, dtype=torch.int64, device=axes.device)
     if num_points:
         with torch.cuda.device_of(axes):
