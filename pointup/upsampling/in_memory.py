@@ -28,6 +28,7 @@ from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import NewPoints
 from pointup.upsampling.options import DEFAULT_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
+from pointup.upsampling.scatter import has_little_noise
 from pointup.upsampling.store.point_store import build_survey_store
 
 Cloud = TypeVar("Cloud", np.ndarray, PointCloud)
@@ -83,7 +84,7 @@ def upsample(
         originals: keep the measured points. If False, the model generates all `round(ratio * N)`
             points.
         denoise: replace noisy points: `originals=False`, by default with the included model
-            "noisy".
+            "noisy". Without a `model`, a shape with little noise is upsampled as without `denoise`.
         only_new: return the new points only.
         max_distance: largest distance of a new point to the nearest measured point. Where this
             leaves too little room, there are fewer points than `ratio` says.
@@ -112,13 +113,12 @@ def upsample(
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
     path = given.path if is_cloud else None
-    originals = originals and not denoise
     if ratio is not None and density is not None:
         raise ConfigError("ratio and density: give one of them")
     options = UpsampleOptions(
         ratio=DEFAULT_RATIO if ratio is None else ratio,
         density=density,
-        originals=originals,
+        originals=originals and not denoise,
         max_distance=max_distance,
         max_uncertainty=max_uncertainty,
         above_ground=bool(above_ground),
@@ -133,9 +133,7 @@ def upsample(
         classes=None if classes is None else tuple(classes), include_noise=include_noise
     )
     target_device = _usable(device) if device else default_device()
-    if model is None:
-        model = shipped_for(path, denoise)
-    loaded = load_model(model, target_device)
+    loaded = load_model(shipped_for(path, denoise) if model is None else model, target_device)
     if above_ground is None:
         options = replace(options, above_ground=has_heights(path, loaded.config))
     # With its index: a thread starts on the first GPU, whichever is the current one here.
@@ -156,12 +154,14 @@ def upsample(
             )
         except DataError as error:
             raise DataError(f"points: {error}") from None
+        if denoise and model is None and has_little_noise(store, options):
+            loaded, options = load_model("shapes", target_device), replace(options, originals=True)
         new_points = run_passes(store, loaded, options, SingleProcess(), target_device)
         parts: list[PointCloud] = list(new_points.of_file())
-    if (originals and not only_new) or not parts:
+    has_originals = options.originals and not only_new
+    if has_originals or not parts:
         kept = PointCloud(cloud.positions, cloud.attributes | _own_attributes(cloud, new_points))
         # An empty result has the attributes, too.
-        has_originals = originals and not only_new
         parts.insert(0, kept if has_originals else kept.select(np.zeros(len(cloud), bool)))
     positions = np.concatenate([part.positions for part in parts])
     names = parts[0].attributes

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pointup.geometry.surfaces import principal_axes, surface_height
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
 
@@ -57,6 +58,13 @@ def scatter_of(store: Store) -> Scatter:
     if store not in _ESTIMATED:
         _ESTIMATED[store] = _estimated(store)
     return _ESTIMATED[store]
+
+
+def has_little_noise(store: Store, options: UpsampleOptions) -> bool:
+    """Whether the points of a shape, which `options` replace, have too little noise to be replaced:
+    `shapes` suits them better than `noisy`."""
+    replaced = not (options.originals or options.above_ground)
+    return replaced and 0 < scatter_of(store).in_spacings < LITTLE_SCATTER
 
 
 _ESTIMATED: WeakKeyDictionary[Store, Scatter] = WeakKeyDictionary()

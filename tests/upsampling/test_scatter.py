@@ -10,7 +10,9 @@ import pytest
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
+from pointup import upsample
 from pointup.cli import main as cli
+from pointup.io.files import read_points
 from pointup.upsampling.scatter import MUCH_SCATTER, scatter_of
 
 
@@ -109,19 +111,32 @@ def test_points_closer_than_the_step_of_the_grid_do_not_scatter(make_store):
 
 @pytest.mark.parametrize(("noise", "has_note"), [(0.0, True), (0.25, False)])
 def test_a_note_names_shapes_where_points_without_noise_are_denoised(noise, has_note, notes_of):
-    notes = notes_of(noise, "--denoise")
+    notes = notes_of(noise, "--denoise", "--model", "noisy")
     assert len(notes) == has_note
     assert all("little noise" in line and "shapes, without --denoise" in line for line in notes)
+
+
+def test_denoising_changes_nothing_where_there_is_little_noise(notes_of, tmp_path):
+    (note,) = notes_of(0.0, "--denoise", ratio="4")
+    assert "have little noise" in note and "they are kept, and shapes makes the new ones" in note
+    expected = upsample(np.loadtxt(tmp_path / "in.xyz"), 4.0)
+    made = read_points(tmp_path / "out.ply").positions
+    np.testing.assert_allclose(made, expected, rtol=0, atol=1e-6)
+    again = upsample(np.loadtxt(tmp_path / "in.xyz"), 4.0, denoise=True)
+    np.testing.assert_array_equal(again, expected)
+    noisy = sphere(500, 0.25)
+    denoised = upsample(noisy, 4.0, denoise=True)
+    np.testing.assert_array_equal(denoised, upsample(noisy, 4.0, denoise=True, model="noisy"))
 
 
 @pytest.fixture
 def notes_of(tmp_path, capfd) -> Callable[..., list[str]]:
     """Notes on noise in the lines of `pointup upsample` of a sphere with noise, in spacings."""
 
-    def notes(noise: float, *options: str) -> list[str]:
+    def notes(noise: float, *options: str, ratio: str = "1") -> list[str]:
         np.savetxt(tmp_path / "in.xyz", sphere(500, noise))
         paths = str(tmp_path / "in.xyz"), "-o", str(tmp_path / "out.ply")
-        assert cli.main(["upsample", *paths, "--ratio", "1", *options]) == 0
+        assert cli.main(["upsample", *paths, "--ratio", ratio, *options]) == 0
         lines = capfd.readouterr().err.splitlines()
         return [line for line in lines if line.startswith("note:") and "--denoise" in line]
 

@@ -36,10 +36,16 @@ from pointup.progress import ProgressBar, write_line
 from pointup.upsampling.attributes import PARENT, added_dimensions
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.ground import GROUND_CLASS
+from pointup.upsampling.in_memory import load_model
 from pointup.upsampling.new_points import NewPoints, Summary
 from pointup.upsampling.options import LARGEST_RATIO, MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.scatter import LITTLE_SCATTER, MUCH_SCATTER, scatter_of
+from pointup.upsampling.scatter import (
+    LITTLE_SCATTER,
+    MUCH_SCATTER,
+    has_little_noise,
+    scatter_of,
+)
 from pointup.upsampling.single_pass.quotas import UnreachedArea
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
 
@@ -86,7 +92,6 @@ def upsample_survey(
     """
     began = time.monotonic()
     options = replace(options, max_distance=before_rounding(options.max_distance, jobs))
-    with_originals = options.originals and not command.only_new
     point_filter = PointFilter(
         classes=command.classes_and_inputs()[0], include_noise=command.include_noise
     )
@@ -102,6 +107,7 @@ def upsample_survey(
         if found.too_few:
             if not copies_rest:
                 raise found.too_few
+            with_originals = options.originals and not command.only_new
             return _copy_each(jobs, found, with_originals, workers)
         kept = [number for number in range(len(jobs)) if number not in found.left_out]
         given, jobs = jobs, [jobs[number] for number in kept]
@@ -111,6 +117,9 @@ def upsample_survey(
         grid = None
         with workers.barrier():
             store = open_store(directory)
+            if command.denoise and command.model is None and has_little_noise(store, options):
+                model = load_model("shapes", workers.device)
+                options = replace(options, originals=True)
             if not command.force:
                 check_size(jobs, store, options, model)
             if workers.is_main:
@@ -129,6 +138,7 @@ def upsample_survey(
             # The main process assumes that the others progress at its own rate.
             report=lambda points: progress.add(points * workers.num_processes),
         )
+        with_originals = options.originals and not command.only_new
         summary, notes = Summary(), list[str]()
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
@@ -328,6 +338,11 @@ def notes_on_input(
             note = "look noisy, {}: if they are, --model noisy --denoise is better" + other
         elif not keeps and 0 < noise.in_spacings < LITTLE_SCATTER:
             note = "have little noise, {}: shapes, without --denoise, is better"
+        elif keeps and jobs[0].model == "noisy" and suggests_model:
+            note = (
+                "have little noise, {}: they are kept, and shapes makes the new ones, as without "
+                "--denoise; to replace them, add --model noisy"
+            )
         if note:
             of_radius = noise.share_of_radius(store)
             by = f"by about {noise.in_spacings:.2g} spacings, {of_radius:.1%} of the radius"

@@ -97,7 +97,8 @@ class Upsample:
     is kept, noise and other classes included."""
     denoise: bool = False
     """Replace noisy points: --no-originals, by default with the included model `noisy`, which was
-    trained on noise of unknown strength."""
+    trained on noise of unknown strength. Without --model, a shape with little noise is upsampled
+    as without --denoise."""
     max_distance: Annotated[float | None, optional("LENGTH")] = None
     """Largest distance of a new point to its nearest measured point, in the unit of the file. Where
     this leaves too little room, there are fewer points than the ratio says."""
