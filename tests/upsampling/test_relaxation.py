@@ -360,7 +360,7 @@ def on_facets(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10_000), st.floats(1.1, 2.2) | st.floats(4.1, 5.1))
+@given(st.integers(0, 10_000), st.floats(0.6, 2.2) | st.floats(4.1, 5.1))
 @example(seed=5777, angle=1.75)  # Planes around one of the points are all of one facet.
 def test_points_near_the_edge_of_two_facets_move_onto_them_and_not_beyond(seed, angle):
     turn, along = rotation(seed), np.array([1.0, 0.0, 0.0])
@@ -373,7 +373,7 @@ def test_points_near_the_edge_of_two_facets_move_onto_them_and_not_beyond(seed, 
     points = near + rng.uniform(-0.03, 0.03, near.shape)
     tree, side = cKDTree(measured), np.arange(len(measured)) < len(facets[0])
     of_one = (side[tree.query(measured, k=9)[1]] == side[:, None]).all(axis=1)
-    around = tree.query(points, k=32)[1]
+    around = tree.query(points, k=100)[1]
     sees_both = [(of_one[around] & (side[around] == of)).any(axis=1) for of in (True, False)]
     points = points[np.logical_and(*sees_both)]
     assert len(points) >= 6

@@ -425,9 +425,9 @@ def towards_measured(
     return moved
 
 
-# Number of the nearest points that a plane is fitted to, among which planes are looked for, and
-# which have to lie on them.
-_NUM_OF_PLANE, _NUM_AROUND, _NUM_ON_FACETS = 8, 32, 8
+# Number of the nearest points that a plane is fitted to, among which planes are looked for, which
+# have to lie on them, and of which those of a facet lie on one side of another.
+_NUM_OF_PLANE, _NUM_AROUND, _NUM_ON_FACETS, _NUM_OF_SIDE = 8, 128, 8, 32
 _MOST_FACETS = 3
 # Steps from neighbour to neighbour in which an edge is reached from the points of a facet.
 _STEPS_TO_FACET = 3
@@ -442,79 +442,87 @@ def onto_facets(points: np.ndarray, measured: cKDTree) -> np.ndarray:
 
     That is where the nearest points of the tree `measured` lie on two or three planes, each of
     which is fitted to points of one facet. A point moves onto the nearest plane. If it is then
-    beyond another plane, on whose one side all points of its facet lie, it moves within its own
-    plane to the line where both meet. At edges sharper than about 60 degrees some points stay as
-    they are: planes fitted there mix both facets.
+    beyond another plane, on whose one side all near points of its facet lie, it moves within its
+    own plane to the line where both meet. At edges sharper than about 34 degrees some points stay
+    as they are: planes fitted there mix both facets.
     """
-    if measured.n < _NUM_AROUND or not len(points):
+    if measured.n < _NUM_OF_SIDE or not len(points):
         return points
-    now = points.copy()
-    found = measured.query(measured.data, k=_NUM_OF_PLANE + 1)
+    now, data = points.copy(), measured.data
+    found = measured.query(data, k=_NUM_OF_PLANE + 1)
     distance, index = (np.asarray(part) for part in found)
-    frame, variance = principal_axes(measured.data[index], distance)
+    frame, variance = principal_axes(data[index], distance)
     normals, spacing = frame[:, :, 0], distance[:, 1:].mean(axis=1)
     is_flat = variance[:, 0] < 0.1 * _FLAT * variance.sum(axis=1)
     near_facet = is_flat
     for _ in range(_STEPS_TO_FACET):
         near_facet = near_facet[index].any(axis=1)
-    at_edge = near_facet & ~is_flat[index].all(axis=1)
-    if not at_edge.any():
-        return points
-    near_edge = np.flatnonzero(at_edge[np.asarray(measured.query(points)[1])])
+    at_edge = np.flatnonzero(near_facet & ~is_flat[index].all(axis=1))
+    seeds = np.full((measured.n, _MOST_FACETS), -1)
+    for part in _parts(len(at_edge)):
+        seeds[at_edge[part]] = _seeds(at_edge[part], measured, normals, is_flat, spacing)
+    nearest = np.asarray(measured.query(points)[1])
+    near_edge = np.flatnonzero(seeds[nearest, 1] >= 0)
     for part in _parts(len(near_edge)):
         rows = near_edge[part]
-        index = np.asarray(measured.query(points[rows], k=_NUM_AROUND)[1])
-        around = measured.data[index] - points[rows, None]
+        index = np.asarray(measured.query(points[rows], k=_NUM_OF_SIDE)[1])
+        around = data[index] - points[rows, None]
         width = spacing[index[:, :4]].mean(axis=1)
-        facets = _facets(around, normals[index], is_flat[index], _ON_PLANE * width)
-        step = _to_facets(around, *facets, _ON_PLANE * width)
-        moves = facets[-1] & (np.linalg.norm(step, axis=1) < width)
+        seed = seeds[nearest[rows]]
+        planes = normals[seed]
+        heights = np.einsum("qfi,qfi->qf", data[seed] - points[rows, None], planes)
+        heights[seed < 0] = np.inf
+        above = np.einsum("qki,qfi->qfk", around, planes) - heights[:, :, None]
+        on = np.abs(above) < _ON_PLANE * width[:, None, None]
+        several = on[:, :, :_NUM_ON_FACETS].any(axis=1).all(axis=1)
+        step = _to_facets(planes, heights, above, on, _ON_PLANE * width)
+        moves = several & (np.linalg.norm(step, axis=1) < width)
         now[rows[moves]] += step[moves]
     return now
 
 
-def _facets(
-    around: np.ndarray, normals: np.ndarray, is_flat: np.ndarray, tolerance: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Planes through points (Q, K, 3) with `normals`, where they are flat: normals (Q, 3, 3) and
-    heights (Q, 3) above the origin, inf without a plane; which points lie on each (Q, 3, K); and
-    whether two or more planes hold the nearest points (Q,)."""
-    query, left = np.arange(len(around)), np.ones(is_flat.shape, dtype=bool)
-    planes, heights, on = [], [], []
+def _seeds(
+    rows: np.ndarray,
+    measured: cKDTree,
+    normals: np.ndarray,
+    is_flat: np.ndarray,
+    spacing: np.ndarray,
+) -> np.ndarray:
+    """Of the surroundings of points in `rows` (Q,): points (Q, 3) on up to three planes, the
+    nearest first, -1 without a plane."""
+    data, query = measured.data, np.arange(len(rows))
+    index = np.asarray(measured.query(data[rows], k=min(_NUM_AROUND, measured.n))[1])
+    around, left = data[index] - data[rows, None], is_flat[index]
+    tolerance, seeds = _ON_PLANE * spacing[rows], []
     for _ in range(_MOST_FACETS):
-        is_seed = is_flat & left
-        seed = is_seed.argmax(axis=1)
-        plane = normals[query, seed]
-        along = np.einsum("qki,qi->qk", around, plane)
-        height = np.where(is_seed.any(axis=1), along[query, seed], np.inf)
-        on.append(np.abs(along - height[:, None]) < tolerance[:, None])
-        left &= ~on[-1]
-        planes.append(plane)
-        heights.append(height)
-    several = np.isfinite(heights[1]) & ~left[:, :_NUM_ON_FACETS].any(axis=1)
-    return np.stack(planes, axis=1), np.stack(heights, axis=1), np.stack(on, axis=1), several
+        seed = left.argmax(axis=1)
+        seeds.append(np.where(left.any(axis=1), index[query, seed], -1))
+        along = np.einsum("qki,qi->qk", around, normals[index[query, seed]])
+        left &= np.abs(along - along[query, seed, None]) >= tolerance[:, None]
+    return np.stack(seeds, axis=1)
 
 
 def _to_facets(
-    around: np.ndarray,
     planes: np.ndarray,
     heights: np.ndarray,
+    above: np.ndarray,
     on: np.ndarray,
-    several: np.ndarray,
     tolerance: np.ndarray,
 ) -> np.ndarray:
-    """Steps (Q, 3) from the origin to the nearest facet and to its border with others."""
-    query, own = np.arange(len(around)), np.abs(heights).argmin(axis=1)
+    """Steps (Q, 3) from the origin to the nearest facet and to its border with others.
+
+    Shapes: the normals of `planes` (Q, 3, 3), their `heights` (Q, 3) above the origin, inf without
+    a plane; how far the points around are `above` each (Q, 3, K), and which are `on` it.
+    """
+    query, own = np.arange(len(planes)), np.abs(heights).argmin(axis=1)
     plane = planes[query, own]
-    step = np.where(several, heights[query, own], 0.0)[:, None] * plane
+    step = heights[query, own, None] * plane
     # At a corner the way to one border may lead beyond another.
     for other in [*range(_MOST_FACETS)] * 2:
-        normal, height = planes[:, other], np.where(several, heights[:, other], np.inf)
-        # Points of the own facet, above the other plane.
-        above = np.einsum("qki,qi->qk", around, normal) - height[:, None]
+        normal, height = planes[:, other], heights[:, other]
         only_own = on[query, own] & ~on[:, other]
-        highest = np.where(only_own, above, -np.inf).max(axis=1)
-        lowest = np.where(only_own, above, np.inf).min(axis=1)
+        highest = np.where(only_own, above[:, other], -np.inf).max(axis=1)
+        lowest = np.where(only_own, above[:, other], np.inf).min(axis=1)
         side = np.where(lowest > -tolerance, 1.0, np.where(highest < tolerance, -1.0, 0.0))
         cosine = np.einsum("qi,qi->q", plane, normal)
         beyond = np.einsum("qi,qi->q", step, normal) - height
