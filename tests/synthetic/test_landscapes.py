@@ -229,6 +229,7 @@ def ground_share(stand: Stand, seeds: int = 2) -> float:
     return float(np.mean([np.mean(stand_heights(stand, seed) < 0.3) for seed in range(seeds)]))
 
 
+@pytest.mark.slow
 def test_the_share_of_returns_from_the_ground_falls_with_foliage_and_cover():
     winter, thin, summer = (ground_share(replace(STAND, foliage=f)) for f in (0.12, 0.4, 1.0))
     assert winter > thin + 0.05 > summer + 0.1

@@ -243,6 +243,7 @@ def test_dropout_draws_the_same_numbers_for_the_same_step_and_slot():
     assert len(draws) == 9
 
 
+@pytest.mark.slow
 def test_products_of_matrices_are_the_same_on_one_thread_as_on_several():
     code = (
         "import torch\n"

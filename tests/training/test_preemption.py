@@ -78,6 +78,7 @@ def ended_after_its_launcher(code: str) -> subprocess.CompletedProcess[str]:
     return ended
 
 
+@pytest.mark.slow
 def test_the_death_of_the_launcher_ends_a_start():
     ended = ended_after_its_launcher(
         "from pointup.training.distributed.accelerator import joined_group\n"
