@@ -45,11 +45,12 @@ class RelativeAttention(nn.Module):
         inner = heads * self.head_dim
         self.query = nn.Linear(dim, inner)
         self.key_value = nn.Linear(dim, 2 * inner)
-        scale = position_hidden**-0.5
-        self.position_key = nn.Parameter(scale * torch.randn(heads, self.head_dim, position_hidden))
-        self.position_value = nn.Parameter(
-            scale * torch.randn(heads, position_hidden, self.head_dim)
-        )
+        self.position_key = nn.Parameter(torch.empty(heads, self.head_dim, position_hidden))
+        self.position_value = nn.Parameter(torch.empty(heads, position_hidden, self.head_dim))
+        for weight in (self.position_key, self.position_value):
+            # There torch would import its compiler, for a second.
+            if weight.device.type != "meta":
+                nn.init.normal_(weight, std=position_hidden**-0.5)
         self.out = nn.Linear(inner if concat else dim, dim)
         self.gate = nn.Linear(2 * dim, 1) if beta else None
 
