@@ -323,8 +323,8 @@ def shortened(offset: Tensor) -> Tensor:
 
 
 class _Scaled(torch.autograd.Function):
-    """`scaled`, vectors (..., 3) over their own `divisor` (..., 1): those of a divisor above 1 have
-    the length `most` then; with None, all have the length 1.
+    """`scaled`: the vectors (..., 3) over their `divisor` (..., 1). All have the length 1; with
+    `most`, those with a divisor above 1 have this length, and the others are unchanged.
 
     The derivative is written by hand: that of the length takes autograd twice as many operations.
     """
