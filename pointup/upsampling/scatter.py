@@ -36,6 +36,11 @@ class Scatter(NamedTuple):
     in_spacings: float
     length: float
 
+    @property
+    def is_little(self) -> bool:
+        """Whether `shapes` suits the points better than `noisy`."""
+        return 0 < self.in_spacings < LITTLE_SCATTER
+
     def share_of_radius(self, store: Store) -> float:
         """The length as a share of the largest distance of a point from the middle of the box
         around all, the radius of a shape."""
@@ -61,10 +66,9 @@ def scatter_of(store: Store) -> Scatter:
 
 
 def has_little_noise(store: Store, options: UpsampleOptions) -> bool:
-    """Whether the points of a shape, which `options` replace, have too little noise to be replaced:
-    `shapes` suits them better than `noisy`."""
-    replaced = not (options.originals or options.above_ground)
-    return replaced and 0 < scatter_of(store).in_spacings < LITTLE_SCATTER
+    """Whether the points of a shape have so little noise that `shapes` suits them better than
+    `noisy`; False for a survey."""
+    return not options.above_ground and scatter_of(store).is_little
 
 
 _ESTIMATED: WeakKeyDictionary[Store, Scatter] = WeakKeyDictionary()

@@ -36,16 +36,10 @@ from pointup.progress import ProgressBar, write_line
 from pointup.upsampling.attributes import PARENT, added_dimensions
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.ground import GROUND_CLASS
-from pointup.upsampling.in_memory import load_model
 from pointup.upsampling.new_points import NewPoints, Summary
 from pointup.upsampling.options import LARGEST_RATIO, MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.scatter import (
-    LITTLE_SCATTER,
-    MUCH_SCATTER,
-    has_little_noise,
-    scatter_of,
-)
+from pointup.upsampling.scatter import MUCH_SCATTER, has_little_noise, scatter_of
 from pointup.upsampling.single_pass.quotas import UnreachedArea
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
 
@@ -81,11 +75,14 @@ def upsample_survey(
     workers: LaunchedWorkerGroup,
     command: Upsample,
     copies_rest: bool,
+    without_noise: Upsampler | None = None,
 ) -> tuple[list[Written], list[Exception]]:
     """Upsample the files of a survey, and print what became of it; returns the files and errors.
 
     Files that can't be read or written are left out. With `copies_rest` files with too few points
-    to upsample are copied, and those with nothing to write are skipped; else they are errors. Notes
+    to upsample are copied, and those with nothing to write are skipped; else they are errors. The
+    model `without_noise` takes the place of `model` for a shape with little noise, whose points are
+    kept. Notes
     on the points are printed before the work. All processes of `workers` must call this; files
     and lines are those of the main process. A PointupError that concerns the survey as a whole is
     raised in all processes, and then nothing is written.
@@ -107,8 +104,7 @@ def upsample_survey(
         if found.too_few:
             if not copies_rest:
                 raise found.too_few
-            with_originals = options.originals and not command.only_new
-            return _copy_each(jobs, found, with_originals, workers)
+            return _copy_each(jobs, found, options.originals and not command.only_new, workers)
         kept = [number for number in range(len(jobs)) if number not in found.left_out]
         given, jobs = jobs, [jobs[number] for number in kept]
         inside = [found.num_inside[number] for number in kept]
@@ -117,9 +113,8 @@ def upsample_survey(
         grid = None
         with workers.barrier():
             store = open_store(directory)
-            if command.denoise and command.model is None and has_little_noise(store, options):
-                model = load_model("shapes", workers.device)
-                options = replace(options, originals=True)
+            if without_noise and has_little_noise(store, options):
+                model, options = without_noise, replace(options, originals=True)
             if not command.force:
                 check_size(jobs, store, options, model)
             if workers.is_main:
@@ -336,7 +331,7 @@ def notes_on_input(
         if keeps and noise.in_spacings >= MUCH_SCATTER:
             other = "; if these are plants, try --model forest" if suggests_model else ""
             note = "look noisy, {}: if they are, --model noisy --denoise is better" + other
-        elif not keeps and 0 < noise.in_spacings < LITTLE_SCATTER:
+        elif not keeps and noise.is_little:
             note = "have little noise, {}: shapes, without --denoise, is better"
         elif keeps and jobs[0].model == "noisy" and suggests_model:
             note = (

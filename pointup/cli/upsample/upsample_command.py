@@ -172,20 +172,26 @@ class Upsample:
         workers = LaunchedWorkerGroup(output.parent)
         self._check_units(jobs, workers)
         models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
+        without_noise = None
+        if self.denoise and self.model is None:
+            without_noise = load_model("shapes", workers.device)
         bounds = Bounds.of(self.bounds) if self.bounds else None
         surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard, copies_rest)
         finished = FinishedFiles(output, self._identity(options)) if in_folder else None
         written = WrittenFiles(workers.is_main, [*errors, *of_files])
         for survey in surveys:
             model = models[survey[0].model]
-            identity = workers.from_main(finished.identity(survey, model) if finished else "")
+            used = [model] if without_noise is None else [model, without_noise]
+            identity = workers.from_main(finished.identity(survey, used) if finished else "")
             skips = finished is not None and not (self.redo or self.picture)
             if finished and skips and workers.from_main(finished.are_written(survey, identity)):
                 written.skip(survey)
                 continue
             own = replace(options, above_ground=self._has_heights(survey[0], model))
             try:
-                files, of_files = upsample_survey(survey, model, own, workers, self, copies_rest)
+                files, of_files = upsample_survey(
+                    survey, model, own, workers, self, copies_rest, without_noise
+                )
                 written.files += files
                 written.errors += of_files
                 if finished and workers.is_main:

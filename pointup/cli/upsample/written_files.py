@@ -91,15 +91,16 @@ class FinishedFiles:
     def __init__(self, output: Path, options: dict[str, Any]) -> None:
         self.output, self.options = output, options
 
-    def identity(self, survey: Sequence[Job], model: Upsampler) -> str:
-        """A digest of what the results of a survey depend on: files, options, model."""
+    def identity(self, survey: Sequence[Job], models: Sequence[Upsampler]) -> str:
+        """A digest of what the results of a survey depend on: files, options, models."""
         weights = 0
-        for weight in model.state_dict().values():
+        for weight in [weight for model in models for weight in model.state_dict().values()]:
             weights = zlib.crc32(weight.detach().cpu().numpy().tobytes(), weights)
         files = []
         for job in survey:
             files.append([str(job.source.resolve()), job.state[1:], job.is_context])
-        content = [self.options, asdict(model.config), model.calibration, weights, files]
+        of_models = [(asdict(model.config), model.calibration) for model in models]
+        content = [self.options, of_models, weights, files]
         text = json.dumps(content, default=str, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
