@@ -196,6 +196,18 @@ import pointup.cli.evaluate.pairs, pointup.cli.dataset_statistics
     assert not forbidden & set(loaded)
 
 
+@pytest.mark.slow
+def test_loading_a_model_imports_no_compiler():
+    """It takes a second and 100 MB, and random numbers on the meta device import it."""
+    code = """
+import sys, torch
+from pointup.upsampling.in_memory import load_model
+load_model("forest", torch.device("cpu"))
+print("torch._dynamo" in sys.modules)
+"""
+    assert run_python(code).split() == ["False"]
+
+
 def test_the_picture_of_the_rooms_is_the_one_that_the_script_draws():
     pictures = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
     drawn = pictures["rooms_picture"]()

@@ -82,10 +82,9 @@ def upsample_survey(
     Files that can't be read or written are left out. With `copies_rest` files with too few points
     to upsample are copied, and those with nothing to write are skipped; else they are errors. The
     model `without_noise` takes the place of `model` for a shape with little noise, whose points are
-    kept. Notes
-    on the points are printed before the work. All processes of `workers` must call this; files
-    and lines are those of the main process. A PointupError that concerns the survey as a whole is
-    raised in all processes, and then nothing is written.
+    kept. Notes on the points are printed before the work. All processes of `workers` must call
+    this; files and lines are those of the main process. A PointupError that concerns the survey as
+    a whole is raised in all processes, and then nothing is written.
     """
     began = time.monotonic()
     options = replace(options, max_distance=before_rounding(options.max_distance, jobs))
