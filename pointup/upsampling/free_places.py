@@ -53,20 +53,23 @@ def move_to_free_places(
     for number, (output, block) in enumerate(blocks):
         around = touching(low, high, number, margin)
         near = [taken[other] for other in around.tolist() if other < number]
+        box = low[number] - margin, high[number] + margin
         if keeps_measured:
-            box = low[number] - margin, high[number] + margin
             meets = ((measured_low <= box[1]) & (measured_high >= box[0])).all(axis=1)
             for other in np.flatnonzero(meets).tolist():
                 points = measured.frame.to_file(measured.read_block(other)["position"])
-                points = points[((points >= box[0]) & (points <= box[1])).all(axis=1)]
-                near.append(exact_positions(np.rint((points - offset) / scale)))
+                near.append(np.rint((points - offset) / scale))
+        # Most places in the blocks around are too far away to be those of points of this one.
+        first, last = ((corner - offset) / scale for corner in box)
+        near = [places[((places >= first) & (places <= last)).all(axis=1)] for places in near]
         steps = (output.positions(block) - offset) / scale
-        places, is_left = _apart(steps, np.concatenate([np.empty(0, np.uint64), *near]), scale)
+        keys = exact_positions(np.concatenate([np.empty((0, 3)), *near]))
+        places, is_left = _apart(steps, keys, scale)
         moved = np.flatnonzero((places != np.rint(steps)).any(axis=1))
         if may_move and len(moved):
             _move(output, block, moved, places[moved] * scale + offset)
         num_left += int(is_left.sum()) + (0 if may_move else len(moved))
-        taken[number] = exact_positions(places if may_move else np.rint(steps))
+        taken[number] = places if may_move else np.rint(steps)
         needed_until[number] = int(around.max(initial=0))
         for other in [other for other, until in needed_until.items() if until <= number]:
             taken.pop(other, None)
