@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator
-from scipy.spatial import QhullError
+from scipy.spatial import Delaunay, QhullError
 
 from pointup.io.cloud import CLASSIFICATION, plain_name
 from pointup.upsampling.store.point_store import Store
@@ -31,11 +31,13 @@ _POINTS_PER_CELL = 4
 _FEW_BLOCKS = 8
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
-# Side of a square, in cells, and number of squares in memory: 30 MB each. Threads are at work on
-# several at a time, and come back to them. A third of the work on a square is for its margin.
-_SQUARE, _SQUARES_KEPT = 256, 6
-# Cells of the largest size around a place on which its ground depends.
-_MARGIN = 7
+# Side of a square, in cells, and number of squares in memory for each thread: 20 MB each. A block
+# at a corner needs four. Half of the work on a square is for its margin; while one thread computes
+# a larger square, others would wait longer.
+_SQUARE, _SQUARES_OF_THREAD = 128, 4
+# Cells of the largest size around a place on which its ground depends, and those of which the
+# returns are corners of triangles.
+_MARGIN, _TRIANGLES_MARGIN = 7, 5
 # A point is on the ground if its height above the plane is at most this many standard deviations of
 # the ground points; the limit is clipped to these shares of a cell's side.
 _DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
@@ -55,7 +57,8 @@ class Ground:
         self.side = cell_side(measured)
         self._measured = measured
         self._low, self._high = measured.low[:, :2].min(axis=0), measured.high[:, :2].max(axis=0)
-        self._rectangle = functools.lru_cache(maxsize=_SQUARES_KEPT)(self._new_rectangle)
+        # The last is the one that was used last.
+        self._kept = dict[tuple[int, int], _Rectangle]()
         self._lock = threading.Lock()
 
     def floor(self, points: np.ndarray) -> np.ndarray:
@@ -114,15 +117,21 @@ class Ground:
         x, y = x[order], y[order]
         first = np.flatnonzero(np.append(True, (np.diff(x) != 0) | (np.diff(y) != 0))[: len(x)])
         for rows, of_square in zip(np.split(order, first[1:]), first.tolist(), strict=False):
-            with self._lock:
-                rectangle = self._rectangle(int(x[of_square]), int(y[of_square]))
-            yield rows, rectangle
+            yield rows, self._rectangle(int(x[of_square]), int(y[of_square]))
 
-    def _new_rectangle(self, x: int, y: int) -> _Rectangle:
+    def _rectangle(self, x: int, y: int) -> _Rectangle:
         """The rectangle that the survey covers of a square."""
-        low = _SQUARE * self.side * np.array([x, y])
-        high = np.minimum(low + _SQUARE * self.side, self._high)
-        return _Rectangle(self._measured, self.side, np.maximum(low, self._low), high)
+        with self._lock:
+            rectangle = self._kept.pop((x, y), None)
+            if rectangle is None:
+                low = _SQUARE * self.side * np.array([x, y])
+                high = np.minimum(low + _SQUARE * self.side, self._high)
+                low = np.maximum(low, self._low)
+                rectangle = _Rectangle(self._measured, self.side, low, high)
+            self._kept[x, y] = rectangle
+            while len(self._kept) > _SQUARES_OF_THREAD * threading.active_count():
+                del self._kept[next(iter(self._kept))]
+        return rectangle
 
 
 Part = TypeVar("Part")
@@ -164,6 +173,13 @@ class _Rectangle:
         return *found, self._raster.cells(found[0])
 
     @_Once
+    def _is_near(self) -> np.ndarray:
+        """Whether the points (N,) are so near that the triangles depend on them."""
+        xy, margin = self._points[0][:, :2], _TRIANGLES_MARGIN * _COARSE[0] * self._side
+        is_near: np.ndarray = (xy >= self._low - margin) & (xy <= self._high + margin)
+        return is_near.all(axis=1)
+
+    @_Once
     def _levels(self) -> list[Level]:
         """From the finest to the coarsest."""
         points, _, is_ground, cell = self._points
@@ -179,7 +195,7 @@ class _Rectangle:
     @_Once
     def _by_class(self) -> tuple[Triangles, np.ndarray]:
         """Triangles between points of class 2, and the depths (C,) below them that are allowed."""
-        points, _, is_ground, cell = self._points
+        points, _, is_ground, cell = (values[self._is_near] for values in self._points)
         finest, ground = self._raster, points[is_ground]
         lowest = finest.lowest(ground[:, 2], cell[is_ground])
         # Lowest returns of cells can't replace class 2 in the floor: some are of plants.
@@ -195,16 +211,18 @@ class _Rectangle:
         """Triangles between ground returns, and whether returns lie far below them (C,)."""
         points, _, _, cell = self._points
         finest, level = self._raster, self._levels[0]
-        low = level.from_ground
+        is_near, depth = self._is_near, np.zeros(len(points))
+        low = level.from_ground[is_near[level.from_ground]]
         height = points[low, 2] - finest.height_of(level.planes, points[low], cell[low])
         low = low[height <= _MOST_ABOVE * self._side]
-        depth = Triangles(finest, points[low]).depth(points)
+        depth[is_near] = Triangles(finest, points[low]).depth(points[is_near])
         is_corner = (depth > 0) & (depth <= _MOST_LIFT * self._side)
         is_corner[low] = True
         triangles = Triangles(finest, points[is_corner])
         # Where returns lie far below them, the triangles are not the ground.
+        depth[is_near] = triangles.depth(points[is_near])
         far_below = np.zeros(len(finest))
-        far_below[cell[triangles.depth(points) > _MOST_LIFT * self._side]] = 1.0
+        far_below[cell[depth > _MOST_LIFT * self._side]] = 1.0
         return triangles, finest.around(far_below, 0.0, np.maximum) > 0
 
     def returns(self) -> np.ndarray:
@@ -408,14 +426,18 @@ class Triangles:
         # Returns on one line span no triangle.
         with suppress(QhullError):
             if len(corners) > 2:
-                self._surface = LinearNDInterpolator(corners[:, :2], corners[:, 2])
+                triangles = _Triangulation(corners[:, :2])
+                self._surface = LinearNDInterpolator(triangles, corners[:, 2])
 
     def heights(self, points: np.ndarray) -> np.ndarray:
         """Heights (Q,) of the triangles at points (Q, 3). NaN beyond them, and where a point is
         above all corners in the 3 x 3 cells around."""
         heights = np.full(len(points), np.nan)
-        low = np.flatnonzero(points[:, 2] < self._highest[self._raster.cells(points)])
+        cell = self._raster.cells(points)
+        low = np.flatnonzero(points[:, 2] < self._highest[cell])
         if self._surface is not None and len(low):
+            # The search for the triangle of a point begins at that of the last one.
+            low = low[np.argsort(cell[low], kind="stable")]
             heights[low] = self._surface(points[low, :2])
         return heights
 
@@ -423,6 +445,35 @@ class Triangles:
         """Depths (Q,) of points (Q, 3) below the triangles; 0 above and beyond them."""
         return np.fmax(self.heights(points) - points[:, 2], 0.0)
 
+
+class _Triangulation(Delaunay):
+    """Delaunay triangles, with their barycentric coordinates in closed form.
+
+    SciPy solves a system of equations for each triangle: as long as the triangulation takes, and
+    three times as long in two threads.
+    """
+
+    @functools.cached_property
+    def transform(self) -> np.ndarray:
+        """See `Delaunay`: for each triangle the inverse (2, 2) of its edges, and its last corner.
+
+        NaN for a triangle that is nearly a line.
+        """
+        last = self.points[self.simplices[:, 2]]
+        (ax, ay), (bx, by) = np.moveaxis(self.points[self.simplices[:, :2]] - last[:, None], 0, 2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inverse = np.array([[by, -bx], [-ay, ax]]) / (ax * by - bx * ay)
+            size = np.maximum(np.abs(ax) + np.abs(ay), np.abs(bx) + np.abs(by))
+            condition = size * np.abs(inverse).sum(axis=0).max(axis=0)
+        # SciPy reads it as adjacent in memory.
+        transform = np.empty((len(last), 3, 2))
+        transform[:, :2], transform[:, 2] = np.moveaxis(inverse, 2, 0), last
+        transform[~(condition < _LARGEST_CONDITION)] = np.nan
+        return transform
+
+
+# SciPy's limit for triangles.
+_LARGEST_CONDITION = 1e-3 / np.finfo(np.float64).eps
 
 # Depths of ground points below the triangles that new points may have. With less, the Chamfer
 # distance of flat surveys grows by 0.7 %.

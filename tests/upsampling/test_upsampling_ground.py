@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from forest_options import FOREST
 from scipy.interpolate import LinearNDInterpolator
-from scipy.spatial import cKDTree
+from scipy.spatial import Delaunay, cKDTree
 from sheets import CPU, small_model
 
 from pointup import Upsampler, upsample
@@ -119,6 +119,42 @@ def test_threads_that_ask_for_the_same_squares_have_them_computed_once(make_stor
     first, lifted, again, lifted_again = (call.result() for call in asked)
     assert np.array_equal(first, again) and np.array_equal(lifted, lifted_again)
     assert len(calls) == len(list(below._rectangles(points))) > 1
+
+
+def test_squares_that_were_used_last_are_kept_and_no_more_than_threads_need(
+    make_store, monkeypatch
+):
+    store = make_store(forest(), block_size=256)
+    points = store.read(0, len(store))["position"]
+    monkeypatch.setattr(ground, "_SQUARE", 4)
+    monkeypatch.setattr("threading.active_count", lambda: 2)
+    below = Ground(store)
+    squares = [rectangle for _, rectangle in below._rectangles(points)]
+    assert len(set(squares)) == len(squares) > 2 * ground._SQUARES_OF_THREAD
+    kept = list(below._kept.values())
+    assert kept == squares[-2 * ground._SQUARES_OF_THREAD :]
+    oldest, new = next(iter(below._kept)), next(iter(below._rectangles(points)))[1]
+    assert kept[0] not in below._kept.values() and list(below._kept.values())[-1] is new
+    again = below._rectangle(*next(iter(below._kept)))
+    assert again is kept[1] and list(below._kept.values())[-1] is again
+    assert below._rectangle(*oldest) is not kept[0]
+
+
+def test_triangles_have_the_coordinates_and_heights_that_scipy_finds():
+    rng = np.random.default_rng(0)
+    # Three corners are nearly on one line.
+    at = np.concatenate([rng.random((400, 2)), [[0, -1], [0.5, -1 + 1e-13], [1, -1]]])
+    triangles, expected = ground._Triangulation(at), Delaunay(at)
+    assert np.array_equal(triangles.simplices, expected.simplices)
+    assert np.array_equal(np.isnan(triangles.transform), np.isnan(expected.transform))
+    assert np.isnan(expected.transform).any()
+    scale = np.abs(expected.transform).max(axis=(1, 2), keepdims=True)
+    close = np.abs(triangles.transform - expected.transform) <= 1e-12 * scale
+    assert (close | np.isnan(expected.transform)).all()
+    height, places = np.sin(9 * at).sum(axis=1), rng.random((500, 2))
+    found, known = (LinearNDInterpolator(of, height)(places) for of in (triangles, expected))
+    assert np.allclose(found, known, rtol=0, atol=1e-9, equal_nan=True)
+    assert np.isfinite(known).mean() > 0.9
 
 
 @pytest.mark.parametrize("far", ["a stray point", "another plot"])
