@@ -54,8 +54,9 @@ class LaunchedWorkerGroup:
         self.is_main = self._accelerator.is_main_process
 
     def shard(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Every n-th item. Neighbouring items cost about the same, so that the load is balanced."""
-        return items[self._accelerator.process_index :: self.num_processes]
+        """Adjacent items: much of what is computed for one serves its neighbours as well."""
+        rank, of = self._accelerator.process_index, self.num_processes
+        return items[len(items) * rank // of : len(items) * (rank + 1) // of]
 
     def from_main(self, value: Item) -> Item:
         """The value of the main process, on every process."""

@@ -236,7 +236,11 @@ def single_threaded_operations() -> Iterator[int]:
 def _in_threads(
     work: Callable[[Item], object], items: Sequence[Item], num_threads: int
 ) -> Iterator[Item]:
-    """Call `work` on every item, in threads, and yield each item when it is done."""
+    """Call `work` on every item, in threads, and yield each item when it is done.
+
+    Each thread begins elsewhere and goes on from there: neighbouring items share what is computed
+    for both, and one of two threads would wait for the other.
+    """
     if num_threads == 1:
         for item in items:
             work(item)
@@ -246,7 +250,9 @@ def _in_threads(
     # set it back.
     pool = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        futures = {pool.submit(work, item): item for item in items}
+        stride = -(-len(items) // num_threads)
+        far_apart = (item for first in range(stride) for item in items[first::stride])
+        futures = {pool.submit(work, item): item for item in far_apart}
         for future in as_completed(futures):
             future.result()
             yield futures[future]

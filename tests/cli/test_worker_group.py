@@ -1,12 +1,14 @@
 """The processes of `pointup upsample`, and the devices that they use."""
 
 import os
+from itertools import chain
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
-from pointup.cli.worker_group import shared_device
+from pointup.cli.worker_group import LaunchedWorkerGroup, shared_device
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,17 @@ def test_more_processes_than_devices_share_them_in_a_group_on_the_cpu(
     ):
         assert shared_device() == expected
     assert os.environ["ACCELERATE_USE_CPU"] == ("true" if expected else use_cpu)
+
+
+@pytest.mark.parametrize("number", [0, 3, 8, 21])
+@pytest.mark.parametrize("num_processes", [1, 4, 8])
+def test_processes_share_items_evenly_and_neighbours_stay_together(number, num_processes):
+    shares = []
+    for rank in range(num_processes):
+        group = object.__new__(LaunchedWorkerGroup)
+        group.num_processes = num_processes
+        group._accelerator = SimpleNamespace(process_index=rank)
+        shares.append(group.shard(range(number)))
+    assert list(chain(*shares)) == list(range(number))
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -67,3 +68,17 @@ def test_threads_of_an_upsampling_stay_at_one_while_another_ends():
         for _ in running._in_threads(lambda _: numbers.append(torch.get_num_threads()), [0, 1], 2):
             pass
     assert numbers == [1, 1]
+
+
+@pytest.mark.parametrize("number", [0, 2, 3, 10, 12])
+def test_threads_begin_far_from_each_other_and_do_each_item_once(number):
+    first, all_begin = list[int](), Barrier(min(3, number) or 1, timeout=10)
+
+    def work(item: int) -> None:
+        if len(first) < all_begin.parties:
+            first.append(item)
+            all_begin.wait()
+
+    assert sorted(running._in_threads(work, range(number), 3)) == list(range(number))
+    share = -(-number // 3)
+    assert sorted(first) == list(range(number))[:: share or 1]
