@@ -176,8 +176,8 @@ class _Rectangle:
     def _is_near(self) -> np.ndarray:
         """Whether the points (N,) are so near that the triangles depend on them."""
         xy, margin = self._points[0][:, :2], _TRIANGLES_MARGIN * _COARSE[0] * self._side
-        is_near: np.ndarray = (xy >= self._low - margin) & (xy <= self._high + margin)
-        return is_near.all(axis=1)
+        is_near = ((xy >= self._low - margin) & (xy <= self._high + margin)).all(axis=1)
+        return np.asarray(is_near)
 
     @_Once
     def _levels(self) -> list[Level]:
