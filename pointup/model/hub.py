@@ -28,7 +28,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from pointup.errors import ModelError
@@ -168,9 +168,15 @@ class StoredModel(PyTorchModelHubMixin):
                 model = network(**options)
             assert isinstance(model, nn.Module)
             own = network.own_class().get("network", "")
-            check_shapes(name, weights, model.state_dict(), own)
-            model.to_empty(device=kwargs.get("map_location", "cpu"))
-            load_model(model, weights)
+            expected = model.state_dict()
+            check_shapes(name, weights, expected, own)
+            # Copies: the tensors of a file are parts of it, and change with it.
+            device, loaded = kwargs.get("map_location", "cpu"), load_file(weights)
+            loaded = {
+                key: loaded[key].to(device, of.dtype, copy=True) for key, of in expected.items()
+            }
+            # `to_empty` would import symbolic mathematics for the meta device.
+            model.load_state_dict(loaded, assign=True)
         except (RuntimeError, SafetensorError, ValueError, OSError, HfHubHTTPError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
