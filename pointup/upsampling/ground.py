@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator
@@ -32,9 +33,9 @@ _FEW_BLOCKS = 8
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
 # Side of a square, in cells, and number of squares in memory for each thread: 20 MB each. A block
-# at a corner needs four. Half of the work on a square is for its margin; while one thread computes
-# a larger square, others would wait longer.
-_SQUARE, _SQUARES_OF_THREAD = 128, 4
+# at a corner needs four, and threads come back to them. Half of the work on a square is for its
+# margin; while one thread computes a larger square, others would wait longer.
+_SQUARE, _SQUARES_OF_THREAD = 128, 6
 # Cells of the largest size around a place on which its ground depends, and those of which the
 # returns are corners of triangles.
 _MARGIN, _TRIANGLES_MARGIN = 7, 5
@@ -59,6 +60,7 @@ class Ground:
         self._low, self._high = measured.low[:, :2].min(axis=0), measured.high[:, :2].max(axis=0)
         # The last is the one that was used last.
         self._kept = dict[tuple[int, int], _Rectangle]()
+        self._threads = WeakSet[threading.Thread]()
         self._lock = threading.Lock()
 
     def floor(self, points: np.ndarray) -> np.ndarray:
@@ -129,7 +131,8 @@ class Ground:
                 low = np.maximum(low, self._low)
                 rectangle = _Rectangle(self._measured, self.side, low, high)
             self._kept[x, y] = rectangle
-            while len(self._kept) > _SQUARES_OF_THREAD * threading.active_count():
+            self._threads.add(threading.current_thread())
+            while len(self._kept) > _SQUARES_OF_THREAD * len(self._threads):
                 del self._kept[next(iter(self._kept))]
         return rectangle
 

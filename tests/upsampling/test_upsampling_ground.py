@@ -121,23 +121,25 @@ def test_threads_that_ask_for_the_same_squares_have_them_computed_once(make_stor
     assert len(calls) == len(list(below._rectangles(points))) > 1
 
 
-def test_squares_that_were_used_last_are_kept_and_no_more_than_threads_need(
-    make_store, monkeypatch
-):
+def test_squares_that_were_used_last_are_kept_six_for_each_thread(make_store, monkeypatch):
     store = make_store(forest(), block_size=256)
     points = store.read(0, len(store))["position"]
     monkeypatch.setattr(ground, "_SQUARE", 4)
-    monkeypatch.setattr("threading.active_count", lambda: 2)
-    below = Ground(store)
-    squares = [rectangle for _, rectangle in below._rectangles(points)]
-    assert len(set(squares)) == len(squares) > 2 * ground._SQUARES_OF_THREAD
-    kept = list(below._kept.values())
-    assert kept == squares[-2 * ground._SQUARES_OF_THREAD :]
-    oldest, new = next(iter(below._kept)), next(iter(below._rectangles(points)))[1]
-    assert kept[0] not in below._kept.values() and list(below._kept.values())[-1] is new
-    again = below._rectangle(*next(iter(below._kept)))
-    assert again is kept[1] and list(below._kept.values())[-1] is again
-    assert below._rectangle(*oldest) is not kept[0]
+    below, limit = Ground(store), ground._SQUARES_OF_THREAD
+
+    def squares() -> list[Any]:
+        return [rectangle for _, rectangle in below._rectangles(points)]
+
+    first = squares()
+    assert len(set(first)) == len(first) > 3 * limit
+    kept = list(below._kept.items())
+    assert [rectangle for _, rectangle in kept] == first[-limit:]
+    (oldest, dropped_next), (used, again) = kept[:2]
+    assert below._rectangle(*used) is again and list(below._kept)[-1] == used
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(squares).result()
+        assert list(below._kept.values()) == second[-2 * limit :]
+    assert below._rectangle(*oldest) is not dropped_next
 
 
 def test_triangles_have_the_coordinates_and_heights_that_scipy_finds():
