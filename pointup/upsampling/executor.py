@@ -238,8 +238,8 @@ def _in_threads(
 ) -> Iterator[Item]:
     """Call `work` on every item, in threads, and yield each item when it is done.
 
-    Each thread begins elsewhere and goes on from there: neighbouring items share what is computed
-    for both, and one of two threads would wait for the other.
+    Threads start far from each other: much of what is computed for an item serves its neighbours as
+    well, and threads at work on neighbours would wait for each other.
     """
     if num_threads == 1:
         for item in items:

@@ -59,7 +59,7 @@ def move_to_free_places(
             for other in np.flatnonzero(meets).tolist():
                 points = measured.frame.to_file(measured.read_block(other)["position"])
                 near.append(np.rint((points - offset) / scale))
-        # Most places in the blocks around are too far away to be those of points of this one.
+        # No point of this block can get a place outside of its box.
         first, last = ((corner - offset) / scale for corner in box)
         near = [places[((places >= first) & (places <= last)).all(axis=1)] for places in near]
         steps = (output.positions(block) - offset) / scale
