@@ -180,6 +180,11 @@ class StoredModel(PyTorchModelHubMixin):
         except (RuntimeError, SafetensorError, ValueError, OSError, HfHubHTTPError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
+        for key, buffer in model.named_buffers():
+            if buffer.is_meta:
+                raise ModelError(
+                    f"{name}: its buffer {key} is not stored; register it as persistent"
+                )
         model.eval()
         if "calibration" in stored:
             model.calibration = read_calibration(name, stored["calibration"])

@@ -117,6 +117,16 @@ def test_a_model_loads_where_its_class_can_be_imported(module, tmp_path):
         Upsampler.from_pretrained(tmp_path / "model")
 
 
+def test_a_network_with_a_buffer_that_is_not_stored_is_refused(module, tmp_path):
+    file, first = module / "point_transformer.py", "        self.embed = "
+    buffer = "        self.register_buffer('scales', torch.ones(3), persistent=False)\n"
+    assert file.read_text().count(first) == 1
+    file.write_text(file.read_text().replace(first, buffer + first))
+    moving_network(module).save_pretrained(tmp_path / "model")
+    with pytest.raises(ModelError, match="its buffer scales is not stored; register it as persist"):
+        Upsampler.from_pretrained(tmp_path / "model")
+
+
 def test_weights_of_another_state_of_the_class_are_refused_by_its_name(module, tmp_path):
     moving_network(module).save_pretrained(tmp_path / "model")
     del sys.modules["point_transformer"]
