@@ -6,7 +6,8 @@ r"""Trains a smaller network to place the children of a trained one: the same po
 Only the sources and targets of the datasets are used, as inputs. Both networks get the same clouds,
 turned about the vertical and stretched along it. The loss compares the positions of their children
 in spacings, predicted errors, quotas, spacing exponents, normals, and features through a linear
-layer. The result has the averaged weights, and the options and calibration of the trained network.
+layer. The result has the averaged weights, and the other options and the calibration of the trained
+network, which must be an `Upsampler`.
 """
 
 from __future__ import annotations
