@@ -39,7 +39,7 @@ from pointup.geometry.midpoints import slot_ranks, slots_for_ratio
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import assume_valid
 
-RATE, WARMUP, DECAY = 4e-3, 50, 0.995
+WARMUP, DECAY = 50, 0.995
 LARGEST_CLOUD, CHILDREN_PER_STEP = 2000, 24_000
 SHARE_OF_SOURCES = 0.75
 """Share of the clouds that are sources of pairs; the others are targets."""
@@ -65,6 +65,8 @@ def main() -> None:
     sizes = {"feature_dim": arguments.feature_dim, "position_hidden": arguments.position_hidden}
     heads = {"heads": arguments.heads, "child_heads": arguments.heads}
     student = Upsampler(**{**asdict(config), **sizes, **heads})
+    if arguments.initial:
+        student = Upsampler.from_pretrained(arguments.initial)
     average = copy.deepcopy(student).requires_grad_(False)
     average.calibration = teacher.calibration
     widen = nn.Linear(arguments.feature_dim, config.feature_dim)
@@ -73,7 +75,8 @@ def main() -> None:
     datasets = [PairDataset(open_samples(folder, "train")) for folder in arguments.data]
     start, step, means = time.monotonic(), 0, None
     while (done := (time.monotonic() - start) / (3600 * arguments.hours)) < 1:
-        rate = RATE * min(1, (step + 1) / WARMUP) * (1 + math.cos(math.pi * done)) / 2
+        cosine = (1 + math.cos(math.pi * done)) / 2
+        rate = arguments.learning_rate * min(1, (step + 1) / WARMUP) * cosine
         optimizer.param_groups[0]["lr"] = rate
         slots = int(slots_for_ratio(float(rng.choice(arguments.ratios)), config.slots_per_ratio))
         pos, ptr = clouds(datasets, CHILDREN_PER_STEP // (slots + 4), rng)
@@ -105,6 +108,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--data", nargs="+", type=Path, required=True)
     parser.add_argument("--ratios", nargs="+", type=float, default=[2, 4, 8, 16, 26])
     parser.add_argument("--hours", type=float, required=True)
+    parser.add_argument("--initial", help="continue from this result of an earlier run")
+    parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--feature-dim", type=int, required=True)
     parser.add_argument("--heads", type=int, required=True)
     parser.add_argument("--position-hidden", type=int, required=True)
