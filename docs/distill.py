@@ -66,7 +66,7 @@ def main() -> None:
     heads = {"heads": arguments.heads, "child_heads": arguments.heads}
     student = Upsampler(**{**asdict(config), **sizes, **heads})
     if arguments.initial:
-        student = Upsampler.from_pretrained(arguments.initial)
+        student.load_state_dict(Upsampler.from_pretrained(arguments.initial).state_dict())
     average = copy.deepcopy(student).requires_grad_(False)
     average.calibration = teacher.calibration
     widen = nn.Linear(arguments.feature_dim, config.feature_dim)
@@ -108,7 +108,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--data", nargs="+", type=Path, required=True)
     parser.add_argument("--ratios", nargs="+", type=float, default=[2, 4, 8, 16, 26])
     parser.add_argument("--hours", type=float, required=True)
-    parser.add_argument("--initial", help="continue from this result of an earlier run")
+    parser.add_argument("--initial", help="start from this result, of the same sizes")
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--feature-dim", type=int, required=True)
     parser.add_argument("--heads", type=int, required=True)
