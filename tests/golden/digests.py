@@ -55,8 +55,12 @@ def fingerprint() -> str:
     """What floating-point results depend on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cpu = names[0] if names else platform.processor()
+    values = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
+    # Virtual machines have one name for several generations.
+    known = [values[name] for name in ("model name", "cpu family", "model") if name in values]
+    cpu = " ".join(known) or platform.processor()
     capability = torch.backends.cpu.get_cpu_capability()
     return f"torch {torch.__version__}, numpy {np.__version__}, {capability}, {cpu}"
 
