@@ -10,6 +10,7 @@ at a cliff. The points depend on the cloud only, not on tiles or processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -293,7 +294,8 @@ class GroundPoints:
         is_own = (number >= start) & (number < stop)
         if is_own.any():
             tree = cKDTree(returns["position"][:, :2])
-            places = _places(low - margin, high + margin, surface.spacing, self._options.seed)
+            own = returns["position"][is_own, :2]
+            places = _places(own, margin, surface.spacing, self._options.seed)
             gap, nearest = (np.asarray(found) for found in tree.query(places))
             is_free = (gap > surface.spacing) & (gap <= margin) & is_own[nearest]
             if (most := self._options.max_uncertainty) is not None:
@@ -363,11 +365,18 @@ class GroundPoints:
         return points[kept], distance[kept], region.numbers(above[rows])[kept]
 
 
-def _places(low: np.ndarray, high: np.ndarray, side: float, seed: int) -> np.ndarray:
-    """One place (Q, 2) in each cell of a grid, within a rectangle."""
-    first = np.floor(low / side).astype(np.int64)
-    shape = np.floor(high / side).astype(np.int64) + 1 - first
-    cell = np.stack(np.divmod(np.arange(shape.prod()), shape[1]), axis=1) + first
+def _places(xy: np.ndarray, reach: float, side: float, seed: int) -> np.ndarray:
+    """One place (Q, 2) in each cell of a grid, in all cells that lie within reach of points (G, 2).
+
+    Between points far from each other, such as a wrong measurement and a survey, there are none.
+    """
+    # Squares of cells, at least as wide as the reach.
+    width = math.ceil(reach / side)
+    square = np.unique(np.floor(xy / side).astype(np.int64) // width, axis=0)
+    beside, within = (np.indices((size, size)).reshape(2, -1).T for size in (3, width))
+    square = np.unique((square[:, None] + beside - 1).reshape(-1, 2), axis=0)
+    cell = (width * square[:, None] + within).reshape(-1, 2)
+    cell = cell[np.lexsort((cell[:, 1], cell[:, 0]))]
     number = (cell[:, 0] << 16) ^ cell[:, 1]
     axes = [shuffled(seed, number, np.full(len(cell), axis)).view(np.uint64) for axis in (0, 1)]
     # In the middle half of the cell, so that places are apart.

@@ -105,7 +105,7 @@ def upsample(
         seed: breaks ties between equally good candidates.
         device: by default an accelerator if there is one, else the CPU.
 
-    Raises FileError for coordinates that are not (N, 3), not finite, masked, complex, or 1e12 and
+    Raises FileError for a path, for coordinates that are not (N, 3), not finite, masked, complex, or 1e12 and
     more; DataError for fewer than two distinct points to upsample, and for `classes` if the cloud
     has no `classification`; ConfigError for invalid options, for a ratio together with a density,
     and for a device that can't be used; ModelError if the model can't be loaded.
@@ -171,13 +171,15 @@ def upsample(
 
 
 def _check_kind(positions: Any) -> None:
-    """Raise FileError for coordinates of which a conversion would lose the mask or a part."""
+    """Raise FileError for a path, and where a conversion would lose the mask or a part."""
     if isinstance(positions, np.ma.MaskedArray) and np.ma.is_masked(positions):
         masked = np.ma.getmaskarray(positions).reshape(len(positions), -1).any(axis=1)
         raise FileError(
             f"points: {masked.sum()} of {len(positions)} are masked; leave them out: "
             "points[~points.mask.any(axis=1)]"
         )
+    if isinstance(positions, str | Path):
+        raise FileError(f"{positions}: not points; read them by pointup.io.files.read_points")
     if np.iscomplexobj(positions):
         raise FileError("points: complex coordinates; give real ones, such as points.real")
 

@@ -11,7 +11,7 @@ from pointup.io.cloud import PointCloud
 from pointup.upsampling import upsample
 from pointup.upsampling.attributes import DISTANCE
 from pointup.upsampling.executor import SingleProcess, make_ground_points
-from pointup.upsampling.ground_points import LARGEST_SHARE, interpolated
+from pointup.upsampling.ground_points import LARGEST_SHARE, _places, interpolated
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import Store
@@ -158,6 +158,25 @@ def test_points_on_the_ground_count_for_the_density():
     num_ground = (inside[0] & (with_ground[:, 2] < terrain(*with_ground[:, :2].T) + 1)).sum()
     assert num_ground > 50
     assert abs(int(inside[0].sum()) - int(inside[1].sum())) < 0.2 * num_ground
+
+
+def test_a_wrong_measurement_far_away_costs_nothing(make_store):
+    cloud, alone = survey(), made(make_store(survey(), block_size=4096))
+    cloud.positions[0, :2] += 70_000  # A raster up to there would have 10^11 cells.
+    points = made(make_store(cloud, block_size=4096))
+    assert np.hypot(*(points[:, :2] - SIDE / 2).T).max() < HOLE + 1
+    assert len(points) > 0.8 * len(alone)
+
+
+def test_the_places_near_points_are_those_of_one_grid_whatever_the_points():
+    def near(places: np.ndarray) -> np.ndarray:
+        return places[np.linalg.norm(places[:, None] - few, axis=2).min(axis=1) <= 2.5]
+
+    few = np.random.default_rng(0).uniform(-20, 20, (20, 2))
+    everywhere = np.indices((50, 50)).reshape(2, -1).T - 25.0
+    places = _places(few, 2.5, 0.7, seed=3)
+    assert len(places) < 0.6 * len(_places(everywhere, 2.5, 0.7, seed=3))
+    assert np.array_equal(near(places), near(_places(everywhere, 2.5, 0.7, seed=3)))
 
 
 def test_blocks_do_not_change_the_points(make_store):

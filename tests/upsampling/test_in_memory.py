@@ -72,6 +72,12 @@ def masked_sheet() -> np.ma.MaskedArray[Any, Any]:
         (sheet(60) * 1e-200, {}, DataError, "^points: all 60 points lie within 3.18e-199 of each"),
         (np.array([[0, 0, 0], [1, np.nan, 0]]), {}, FileError, "1 of 2 have NaN"),
         (np.zeros((4, 2)), {}, FileError, r"expected \(N, 3\)"),
+        (
+            "survey.laz",
+            {},
+            FileError,
+            "^survey.laz: not points; read them by pointup.io.files.read",
+        ),
         (sheet(60) + 1j, {}, FileError, "^points: complex coordinates; give real ones"),
         (torch.from_numpy(sheet(60) + 1j), {}, FileError, "^points: complex coordinates"),
         ((sheet(60) + 1j).tolist(), {}, FileError, "^points: complex coordinates"),

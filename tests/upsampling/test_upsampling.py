@@ -13,6 +13,7 @@ from pointup import upsample
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.attributes import attributes_between
+from pointup.upsampling.ground import Ground
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
 
 
@@ -170,6 +171,19 @@ def test_the_largest_distance_holds_although_positions_are_rounded_to_a_grid():
         made = upsample(points, 8.0, model=small_model(0.1), **options)
         distance = np.linalg.norm(made[:, None] - points, axis=2).min(axis=1)
         assert 0.4 < distance.max() <= 0.5
+
+
+def test_the_largest_distance_holds_for_points_that_are_lifted_onto_the_ground(monkeypatch):
+    def lifted(ground: Ground, points: np.ndarray) -> np.ndarray:
+        return points + np.array([0.0, 0.0, 0.3])
+
+    monkeypatch.setattr(Ground, "lifted", lifted)
+    points = sheet(400, side=12.0) + UTM
+    options = {"above_ground": True, "originals": False, "max_distance": 0.4}
+    made = upsample(points, 4.0, model=small_model(0.1), **options)
+    distance = np.linalg.norm(made[:, None] - points, axis=2).min(axis=1)
+    assert len(made) > 400
+    assert 0.3 < distance.max() <= 0.4
 
 
 def test_a_colour_packed_into_one_number_is_copied_and_one_in_channels_is_mixed():

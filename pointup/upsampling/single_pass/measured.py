@@ -108,6 +108,8 @@ class Measured:
             there = instead[rejected]
             move(np.flatnonzero(rejected), self._lifted(there) if ground else there)
         too_far = slack < -ROUNDING * gaps[:, 0]
+        if self.max_distance is not None:
+            too_far |= gaps[:, 0] > self.max_distance  # Lifting may have moved them away.
         if too_far.any():
             # Where a denser place begins, a point of a later pass may be too far from its points.
             there = around.rows["position"][nearest[too_far, 0]] - self._shift
