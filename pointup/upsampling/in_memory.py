@@ -105,10 +105,10 @@ def upsample(
         seed: breaks ties between equally good candidates.
         device: by default an accelerator if there is one, else the CPU.
 
-    Raises FileError for a path, for coordinates that are not (N, 3), not finite, masked, complex, or 1e12 and
-    more; DataError for fewer than two distinct points to upsample, and for `classes` if the cloud
-    has no `classification`; ConfigError for invalid options, for a ratio together with a density,
-    and for a device that can't be used; ModelError if the model can't be loaded.
+    Raises FileError for a path, for coordinates that are not (N, 3), not finite, masked, complex,
+    or 1e12 and more; DataError for fewer than two distinct points to upsample, and for `classes` if
+    the cloud has no `classification`; ConfigError for invalid options, for a ratio together with a
+    density, and for a device that can't be used; ModelError if the model can't be loaded.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
