@@ -373,9 +373,9 @@ def _places(xy: np.ndarray, reach: float, side: float, seed: int) -> np.ndarray:
     # Squares of cells, at least as wide as the reach.
     width = math.ceil(reach / side)
     square = np.unique(np.floor(xy / side).astype(np.int64) // width, axis=0)
-    beside, within = (np.indices((size, size)).reshape(2, -1).T for size in (3, width))
+    beside, of_square = (np.indices((size, size)).reshape(2, -1).T for size in (3, width))
     square = np.unique((square[:, None] + beside - 1).reshape(-1, 2), axis=0)
-    cell = (width * square[:, None] + within).reshape(-1, 2)
+    cell = (width * square[:, None] + of_square).reshape(-1, 2)
     cell = cell[np.lexsort((cell[:, 1], cell[:, 0]))]
     number = (cell[:, 0] << 16) ^ cell[:, 1]
     axes = [shuffled(seed, number, np.full(len(cell), axis)).view(np.uint64) for axis in (0, 1)]

@@ -339,6 +339,12 @@ def test_the_summary_names_the_unit_if_it_is_known_and_a_note_what_is_unusual(
     assert re.search(rf"new points at most [\d.]+{unit} from a measured one", result.out)
 
 
+def test_the_summary_says_that_there_are_no_new_points(tmp_path, command):
+    source = in_system(tmp_path / "a.las", METRES)
+    result = command(source, "-o", tmp_path / "out.las", "--ratio", "1")
+    assert "no new points" in result.out and "at most" not in result.out
+
+
 @pytest.mark.parametrize(
     ("system", "note"),
     [

@@ -230,9 +230,11 @@ def notes_on_output(
 def _summary_text(summary: Summary, source: Path, reach: float) -> str:
     unit = units_of_readable([source]).get(source, UNKNOWN)
     named = "" if unit.metres is None else f" {unit.name}"
-    words = f"new points at most {summary.farthest:.3g}{named} from a measured one"
-    words += f", 99.9% of them at most {summary.within:.3g}{named}"
-    words += f", {summary.num_beyond or 'none'} beyond {reach:g} local spacings"
+    words = "no new points"
+    if summary.num_new > summary.num_ground:
+        words = f"new points at most {summary.farthest:.3g}{named} from a measured one"
+        words += f", 99.9% of them at most {summary.within:.3g}{named}"
+        words += f", {summary.num_beyond or 'none'} beyond {reach:g} local spacings"
     for of, (number, median, most) in summary.uncertainty.items():
         if of == "all":
             words += f", uncertainty of {median:.2g}{named} (median) and {most:.2g}{named} (90 %)"
