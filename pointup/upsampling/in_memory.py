@@ -121,7 +121,6 @@ def upsample(
         originals=originals and not denoise,
         max_distance=max_distance,
         max_uncertainty=max_uncertainty,
-        above_ground=bool(above_ground),
         ground_density=ground_density,
         oversampling=oversampling,
         uncertainty=uncertainty,
@@ -135,7 +134,8 @@ def upsample(
     target_device = _usable(device) if device else default_device()
     loaded = load_model(shipped_for(path, denoise) if model is None else model, target_device)
     if above_ground is None:
-        options = replace(options, above_ground=has_heights(path, loaded.config))
+        above_ground = has_heights(path, loaded.config)
+    options = options.with_heights(bool(above_ground))
     # With its index: a thread starts on the first GPU, whichever is the current one here.
     target_device = next(loaded.parameters()).device
     _check_kind(given.positions if is_cloud else given)
@@ -182,6 +182,8 @@ def _check_kind(positions: Any) -> None:
         raise FileError(f"{positions}: not points; read them by pointup.io.files.read_points")
     if np.iscomplexobj(positions):
         raise FileError("points: complex coordinates; give real ones, such as points.real")
+    if np.asarray(positions).dtype == bool:
+        raise FileError("points: true and false, not coordinates; use a mask as points[mask]")
 
 
 def _own_attributes(cloud: PointCloud, new_points: NewPoints) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,15 @@ class UpsampleOptions:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name.replace('_', ' ')} {value:g}: must be positive")
+
+    def with_heights(self, has_heights: bool) -> UpsampleOptions:
+        """These options for a cloud whose third coordinate is a height, or not."""
+        if self.ground_density and not has_heights:
+            raise ConfigError(
+                f"ground density {self.ground_density:g}: the third coordinate is no height here; "
+                "add --above-ground if it is"
+            )
+        return replace(self, above_ground=has_heights)
 
     def pass_ratios(self, num_points: int, largest: float = MAX_PASS_RATIO) -> list[float | None]:
         """The ratio of each pass over `num_points` points, at most `largest`; None for passes by

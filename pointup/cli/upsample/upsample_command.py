@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -187,8 +187,8 @@ class Upsample:
             if finished and skips and workers.from_main(finished.are_written(survey, identity)):
                 written.skip(survey)
                 continue
-            own = replace(options, above_ground=self._has_heights(survey[0], model))
             try:
+                own = options.with_heights(self._has_heights(survey[0], model))
                 files, of_files = upsample_survey(
                     survey, model, own, workers, self, copies_rest, without_noise
                 )
