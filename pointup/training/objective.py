@@ -35,6 +35,9 @@ LARGEST_GAP = 2.0
 """Upper bound of the distances in the coverage term, in spacings of the target. Without it, holes
 that no candidate can reach would dominate the loss."""
 
+FARTHEST = 3.0
+"""Upper bound of the distances in the term of outliers, in spacings of the target."""
+
 Weight = float | tuple[float, float]
 """Weight of a term: a number, or the weights at the start and at the end of the run, linear in the
 completed share of the run in between."""
@@ -74,6 +77,9 @@ class LossConfig:
     coverage: Weight = 0.0
     """Weight of the fourth power of the distance from the target to the nearest candidate, at most
     two spacings."""
+    outliers: Weight = 0.0
+    """Weight of the fourth power of the distance from an output point to the nearest target point,
+    at most three spacings. Points between two sheets count most."""
     error: Weight = 0.2
     """Weight of the negative log likelihood of the distances from output points to the target under
     the predicted errors, for a model with `predict_error`."""
@@ -193,7 +199,7 @@ def cloud_losses(
             # The output is some of the candidates.
             to_target = squared_distance(pos, target, target_ptr, of_candidates[output.picked])
         to_output, index = nearest(target, target_ptr, pos, ptr)
-        squared = to_target.detach()
+        squared = to_target
         if has_empty(batch.ptr) or has_empty(target_ptr):
             to_target, to_output = matched(to_target), matched(to_output)
         unit = spacing[output.parent]
@@ -220,14 +226,20 @@ def cloud_losses(
     weight = weight_at(config.error, share_done)
     if weight > 0 and output.log_error is not None:
         if squared is None:
-            squared = nearest(pos.detach(), ptr, target, target_ptr)[0]
-        loss = loss + weight * error_loss(output, output.log_error, squared, spacing)
+            squared = nearest(pos, ptr, target, target_ptr)[0]
+        loss = loss + weight * error_loss(output, output.log_error, squared.detach(), spacing)
     weight = weight_at(config.coverage, share_done)
     if weight > 0:
         gap, _ = nearest(target, target_ptr, output.candidates, output.candidates_ptr)
         gap = matched(gap) / mean_spacing[batch_from_ptr(target_ptr, len(target))].square()
         covered = gap.clamp(max=LARGEST_GAP**2).square()
         loss = loss + weight * segment_mean(covered, target_ptr)
+    weight = weight_at(config.outliers, share_done)
+    if weight > 0:
+        if squared is None:
+            squared = nearest(pos, ptr, target, target_ptr)[0]
+        off = matched(squared) / mean_spacing[batch_from_ptr(ptr, len(pos))].square()
+        loss = loss + weight * segment_mean(off.clamp(max=FARTHEST**2).square(), ptr)
     weight = weight_at(config.density, share_done)
     if weight > 0:
         loss = loss + weight * density_loss(output, batch)

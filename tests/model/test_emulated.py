@@ -85,7 +85,7 @@ def step(
 @pytest.mark.parametrize(
     ("options", "loss", "recompute", "ratio", "normals"),
     [
-        ({}, LossConfig(repulsion=0.1, coverage=0.1), True, None, True),
+        ({}, LossConfig(repulsion=0.1, coverage=0.1, outliers=0.1), True, None, True),
         pytest.param(
             {}, LossConfig(chamfer="density-aware", trim=0.1), False, 2.5, True, marks=slow
         ),

@@ -65,6 +65,7 @@ def test_a_length_given_by_a_flag_replaces_the_one_of_the_file(tmp_path):
             LossConfig,
             chamfer=st.sampled_from(["unsquared", "squared"]),
             coverage=st.floats(0, 9) | st.tuples(st.floats(0, 9), st.floats(0, 9)),
+            outliers=st.floats(0, 9),
         ),
     )
 )

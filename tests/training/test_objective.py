@@ -47,9 +47,9 @@ def losses(batch: Batch, config: LossConfig) -> Tensor:
 
 
 EVERY_TERM = [
-    LossConfig(repulsion=0.3, coverage=0.5, output_to_plane=0.5),
+    LossConfig(repulsion=0.3, coverage=0.5, output_to_plane=0.5, outliers=0.4),
     LossConfig(chamfer="squared", point_to_plane=0.0),
-    LossConfig(chamfer="density-aware", density_alpha=2.0, trim=0.1),
+    LossConfig(chamfer="density-aware", density_alpha=2.0, trim=0.1, outliers=0.3),
 ]
 
 
@@ -108,6 +108,24 @@ def test_coverage_is_the_fourth_power_of_the_distance_to_the_nearest_candidate()
     difference = cloud_losses(output, batch, spacing, with_it) - cloud_losses(
         output, batch, spacing, without
     )
+    torch.testing.assert_close(difference, expected[None], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("chamfer", ["unsquared", "density-aware"])
+def test_outliers_count_by_the_fourth_power_of_their_distance_to_the_target(chamfer):
+    batch = batch_of((25, 60))
+    # Farther away from the target than any output point may be.
+    batch.pos[0] = 9.0
+    ratio = training_ratio(batch, None, 16.0)
+    output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    spacing = torch.full((25,), 0.1)
+    without = LossConfig(chamfer=chamfer, point_to_plane=0.0, density=0.0)
+    off = torch.cdist(output.pos.detach(), batch.target).amin(1) / 0.1
+    assert 0.2 < (off < 3).float().mean() < 1
+    expected = 0.3 * off.clamp(max=3.0).pow(4).mean()
+    difference = cloud_losses(
+        output, batch, spacing, replace(without, outliers=0.3)
+    ) - cloud_losses(output, batch, spacing, without)
     torch.testing.assert_close(difference, expected[None], rtol=1e-3, atol=1e-4)
 
 
@@ -186,7 +204,9 @@ def test_an_impossible_weight_is_refused():
         LossConfig(point_to_plane=(1.0, math.nan))
 
 
-TERMS = ["point_to_plane", "output_to_plane", "coverage", "density", "error", "repulsion"]
+TERMS = [
+    *("point_to_plane", "output_to_plane", "coverage", "outliers", "density", "error", "repulsion"),
+]
 
 
 @pytest.mark.parametrize("term", TERMS)
