@@ -49,7 +49,7 @@ class TextHeader:
 # Names of columns that surveyors give.
 _AXES = {"easting": "x", "northing": "y", "elevation": "z"}
 COMMENT = re.compile("#|//")
-DECIMAL_COMMA = re.compile(r"[+-]?\d*(,\d+)?([eE][+-]?\d+)?")
+DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 COMMENT_IN_BYTES = re.compile(rb"[ \t]*(?:#|//)[^\n]*")
 
 
@@ -68,13 +68,14 @@ def read_text(path: Path) -> PointCloud:
     header, start, number = _read_layout(path, text)
     if header.texts:
         warn_once(f"{path}: columns of words are left out: {', '.join(header.texts)}")
-    if header.delimiter != "," and b"," in _without_comments(text[start:]):
+    if header.delimiter != "," and re.search(rb",\d", _without_comments(text[start:])):
         header = replace(header, decimal=",")
     columns = read_columns(path, text, start, header)
-    if header.names_in == "nowhere" and len(header.names) > 3 and _counts(columns["x"]):
+    if header.names_in == "nowhere" and len(header.names) > 3 and _counts(columns):
+        first, second = columns["x"][:2]
         raise FileError(
-            f"{path}: its first column counts 1, 2, 3, ...; name the columns in a first line, such "
-            f"as {','.join(['number', *'yxz', *header.names[4:]])}"
+            f"{path}: its first column counts {first:g}, {second:g}, ...; name the columns in a "
+            f"first line, such as {','.join(['number', *'yxz', *header.names[4:]])}"
         )
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
     # A string, since int() of thousands of digits is an error.
@@ -86,10 +87,14 @@ def read_text(path: Path) -> PointCloud:
     return PointCloud(positions, columns, header, path)
 
 
-def _counts(values: np.ndarray) -> bool:
-    """Whether values (N,) are numbers of points."""
-    is_step = np.diff(values) == 1
-    return len(values) > 2 and values[0] in (0, 1) and bool(is_step.all())
+def _counts(columns: Mapping[str, np.ndarray]) -> bool:
+    """Whether the first column, x, has numbers of points: 1, 2, 3 or 0, 1, 2, or any rising ones
+    beside others with fractions."""
+    x, y, z = (columns[axis] for axis in "xyz")
+    step = np.diff(x)
+    if len(x) < 3 or (x % 1).any() or not (step > 0).all():
+        return False
+    return bool((x[0] in (0, 1) and (step == 1).all()) or (y % 1).any() or (z % 1).any())
 
 
 def read_bytes(path: Path) -> bytes:

@@ -153,6 +153,8 @@ TEXTS: dict[str, tuple[str, dict[str, list[float]]]] = {
     "a number of points": ("2\n1 2 3\n4 5 6\n", {}),
     "names of surveyors": ("N,Northing,EASTING,Elevation\n1,2,1,3\n2,5,4,6\n", {"N": [1, 2]}),
     "an elevation beside z": ("x,y,z,elevation\n1,2,3,7\n4,5,6,8\n", {"elevation": [7, 8]}),
+    "a comma in a word": ("x;y;z;kind\n1.0;2;3;oak, beech\n4.0;5;6;fir\n", {}),
+    "blanks before commas": ("1 ,2 ,3\n4 ,5 ,6\n", {}),
     "columns of words": ('"",x,y,kind,z\na,1,2,tree,3\nb,4,5,7,6\n', {}),
     "names in a comment": ("# notes\n# x y z i\n1 2 3 7\n4 5 6 8\n", {"i": [7, 8]}),
     "columns without names": ("1 2 3 7 9\n4 5 6 8 10\n", {"column_4": [7, 8], "column_5": [9, 10]}),
