@@ -88,6 +88,15 @@ def test_density_adds_points_on_sparse_ground_only():
         assert least < everything / area < 6.6
 
 
+def test_density_is_reached_beside_a_denser_strip_too():
+    rng = np.random.default_rng(0)
+    dense, sparse = rng.random((8000, 3)) * (20, 20, 0.1), rng.random((800, 3)) * (20, 20, 0.1)
+    points = np.concatenate([dense, sparse + np.array([20.0, 0, 0])])
+    x, y, _ = upsample(points, density=20.0, model=small_model()).T
+    beside = (x >= 20.5) & (x < 22) & (np.abs(y - 10) < 8)
+    assert 16 < beside.sum() / (1.5 * 16) < 24
+
+
 def test_density_makes_at_most_16_points_of_one():
     points = sheet(40, side=1000.0)
     assert len(upsample(points, density=100.0, model=small_model())) <= 40 * MAX_LOCAL_RATIO

@@ -209,6 +209,13 @@ NUM_IN_CIRCLE = 32
 _OFF_BY_CHANCE = (2 * NUM_IN_CIRCLE) ** -0.5
 _OFF_AT_EDGE = 4 / (3 * np.pi)
 
+# Distance of the mean from which on a circle may lie at the border of a denser strip, and how far
+# the points on its other side reach then: 0.25 in one of fifty full circles by chance, where the
+# two halves are counted instead.
+_OFF_AT_STRIP, _BEHIND = 0.25, 0.6
+# Number of the nearest neighbours that decide on which side of such a border a point lies.
+_NUM_NEAR = 8
+
 # Largest area that a point counts for, in areas of a point where the density is just reached: a
 # point far from the survey has its neighbours there, and would count for all the land between.
 _LARGEST_AREA = 16.0
@@ -232,7 +239,20 @@ def ground_density(query: np.ndarray, distance: np.ndarray, neighbors: np.ndarra
     area = np.pi * radius**2 * (1 - 0.5 * missing.clip(0.0, 1.5))
     # The last neighbour lies on the circle and the first is the query: both are not counted.
     count = max(distance.shape[1] - 2, 1)
-    return np.divide(count, area, out=np.full(len(query), np.inf), where=area > 0)
+    density = np.divide(count, area, out=np.full(len(query), np.inf), where=area > 0)
+    # Beside a denser strip all of the circle has points, but most of them on one side.
+    rows = np.flatnonzero((off > _OFF_AT_STRIP) & (area > 0))
+    ahead = np.einsum("qki,qi->qk", neighbors[rows, 1:] - query[rows, None], mean[rows])
+    ahead /= (radius * np.linalg.norm(mean, axis=1))[rows, None]
+    is_strip = ahead.min(axis=1, initial=0.0) < -_BEHIND
+    rows, ahead = rows[is_strip], ahead[is_strip]
+    half = np.pi / 2 * radius[rows] ** 2
+    sides = np.stack([(ahead < 0).sum(axis=1), (ahead > 0).sum(axis=1)]) / half
+    nearest = distance[rows, : _NUM_NEAR + 1]
+    near = (_NUM_NEAR - 1) / (np.pi * np.maximum(nearest[:, -1], np.finfo(float).tiny) ** 2)
+    of_side = np.abs(np.log(sides / near)).argmin(axis=0)
+    density[rows] = sides[of_side, np.arange(len(rows))]
+    return density
 
 
 def ratios_for_density(store: Store, block: int, density: float) -> np.ndarray:
