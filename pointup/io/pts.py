@@ -20,6 +20,7 @@ from pointup.io.cloud import (
     PointWriter,
     as_positions,
     flatten_attributes,
+    plain_name,
     storable,
     warn_once,
 )
@@ -39,9 +40,12 @@ class FixedColumnWriter(PointWriter):
     ) -> None:
         super().__init__(path)
         flat = flatten_attributes(like.attributes)
-        names = dict.fromkeys([*flat, *(added.name for added in extra_dimensions)])
-        self.columns = [name for name in self.supported if name in names]
-        if left_out := [name for name in names if name not in self.supported]:
+        names = [*flat, *(added.name for added in extra_dimensions)]
+        # By their plain names; the first of two wins.
+        self._given = {plain_name(name): name for name in reversed(names)}
+        self.columns = [name for name in self.supported if name in self._given]
+        kept = [self._given[name] for name in self.columns]
+        if left_out := [name for name in dict.fromkeys(names) if name not in kept]:
             warn_once(
                 f"{path}: {path.suffix} files can't store {', '.join(left_out)}; left out (LAS, "
                 "PLY, PCD and CSV store them)"
@@ -49,10 +53,11 @@ class FixedColumnWriter(PointWriter):
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         flat = flatten_attributes(attributes)
-        for name in self.columns:
+        given = {name: self._given[name] for name in self.columns}
+        for name in given.values():
             if name not in flat:
                 raise DataError(f"{self.path}: all points need the same attributes; no {name}")
-        self._append_columns(positions, {name: flat[name] for name in self.columns})
+        self._append_columns(positions, {name: flat[given[name]] for name in given})
 
     @abstractmethod
     def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:

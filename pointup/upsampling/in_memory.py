@@ -144,6 +144,9 @@ def upsample(
         raise DataError("points: has 0 points; at least 2 are needed, leave it out")
     check_positions(cloud.positions, "points")
     check_magnitudes(cloud.positions, "points")
+    for name, values in cloud.attributes.items():
+        if np.shape(values)[:1] != (len(cloud),):
+            raise DataError(f"points: {name} has shape {np.shape(values)} for {len(cloud)} points")
     with temporary_directory() as directory:
         try:
             store = build_survey_store(

@@ -177,6 +177,16 @@ def test_attributes_that_a_format_cannot_store_are_reported_once(tmp_path, caplo
     assert_holds(read_points(path), cloud.positions, **cloud.attributes)
 
 
+@pytest.mark.parametrize("suffix", [".pts", ".e57"])
+def test_intensity_and_colours_are_kept_whatever_other_programs_call_them(tmp_path, suffix, caplog):
+    cloud = scanned(5)
+    names = {"intensity": "Intensity", "red": "scalar_Red", "green": "Green", "blue": "BLUE"}
+    named = {names[name]: values for name, values in cloud.attributes.items()}
+    write_points(tmp_path / f"a{suffix}", PointCloud(cloud.positions, named))
+    assert not caplog.records
+    assert_holds(read_points(tmp_path / f"a{suffix}"), cloud.positions, **cloud.attributes)
+
+
 @pytest.mark.parametrize("suffix", [".ply", ".obj"])
 def test_dropped_faces_are_reported(tmp_path, suffix, caplog):
     trimesh.creation.box().export(tmp_path / f"a{suffix}")

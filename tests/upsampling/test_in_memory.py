@@ -81,6 +81,12 @@ def masked_sheet() -> np.ma.MaskedArray[Any, Any]:
         (sheet(60) + 1j, {}, FileError, "^points: complex coordinates; give real ones"),
         (torch.from_numpy(sheet(60) + 1j), {}, FileError, "^points: complex coordinates"),
         ((sheet(60) + 1j).tolist(), {}, FileError, "^points: complex coordinates"),
+        (
+            PointCloud(sheet(60), {"height": np.zeros(59)}),
+            {},
+            DataError,
+            r"^points: height has shape \(59,\) for 60 points",
+        ),
         (sheet(60) > 0, {}, FileError, "^points: true and false, not coordinates"),
         (masked_sheet(), {}, FileError, r"^points: \d of 60 are masked; .* points\[~points\.mask"),
         (PointCloud(masked_sheet()), {}, FileError, r"^points: \d of 60 are masked"),
