@@ -69,13 +69,9 @@ def _write(path: Path, grid: np.ndarray, extent: Extent, system: CRS | None) -> 
     left, bottom = extent.origin
     with os_errors(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            written_whole(path) as part,
-            # No file beside it, for what GeoTIFF can't say of a system.
-            rasterio.Env(GDAL_PAM_ENABLED="NO"),
-            rasterio.open(
-                part,
-                "w",
+        # GDAL writes on close and does not say that a disk is full, so that Python writes the file.
+        with rasterio.MemoryFile() as memory, written_whole(path) as part:
+            with memory.open(
                 driver="GTiff",
                 width=width,
                 height=height,
@@ -87,7 +83,7 @@ def _write(path: Path, grid: np.ndarray, extent: Extent, system: CRS | None) -> 
                 transform=from_origin(
                     left, bottom + height * extent.cell, extent.cell, extent.cell
                 ),
-            ) as raster,
-        ):
-            # The first row of a picture is the northernmost.
-            raster.write(np.nan_to_num(grid, nan=NO_DATA).T[::-1].astype(np.float32), 1)
+            ) as raster:
+                # The first row of a picture is the northernmost.
+                raster.write(np.nan_to_num(grid, nan=NO_DATA).T[::-1].astype(np.float32), 1)
+            part.write_bytes(memory.getbuffer())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -128,6 +129,20 @@ def test_gdalinfo_finds_system_grid_and_no_data(tmp_path):
     assert found["geoTransform"] == [500_000, 1, 0, 4_000_006, 0, -1]
     assert "ETRS89 / UTM zone 32N" in found["coordinateSystem"]["wkt"]
     assert [path.name for path in tmp_path.glob("*xml")] == []
+
+
+def test_a_full_disk_is_an_error_and_leaves_the_older_raster(tmp_path):
+    points = scene(200.0)
+    cells = aligned_cells(points[:, :2].min(axis=0), points[:, :2].max(axis=0), 1.0)
+    (tmp_path / "a_ground.tif").write_bytes(b"older")
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+    try:
+        with pytest.raises(FileError, match=r"a_ground\.tif: can't be written: File too large"):
+            write_rasters(tmp_path / "a", [points], cells, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"older"]
 
 
 def test_rasters_that_cannot_be_written_are_refused_before_the_work(tmp_path, monkeypatch):
