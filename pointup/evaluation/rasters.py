@@ -11,7 +11,7 @@ import numpy as np
 
 from pointup.disk import os_errors, written_whole
 from pointup.errors import DataError, FileError
-from pointup.evaluation.common_extent import MOST_CELLS, Extent, height_grids
+from pointup.evaluation.common_extent import MOST_CELLS, Extent
 
 if TYPE_CHECKING:
     from pyproj import CRS
@@ -37,7 +37,7 @@ def aligned_cells(low: np.ndarray, high: np.ndarray, cell: float) -> Extent:
             f"{shape.prod():.2g} cells of {cell:g} are too many for a raster; are the coordinates "
             "in metres, without stray points?"
         )
-    return Extent(cell, first * cell, np.ones(shape.astype(int), dtype=bool))
+    return Extent(cell, first * cell, np.broadcast_to(True, shape.astype(int)))
 
 
 def write_rasters(
@@ -49,15 +49,22 @@ def write_rasters(
     per square unit. Cells off the extent have no data, and those without points no heights. Raises
     FileError if they can't be written.
     """
-    low, high = (np.full(extent.covered.shape, np.nan) for _ in range(2))
-    count = np.zeros(extent.covered.size, dtype=np.int64)
+    width, height = extent.covered.shape
+    # As in the files, to hold no copies of large grids: rounded heights keep their order.
+    ground, canopy = np.full((2, width * height), np.nan, dtype=np.float32)
+    density = np.zeros(width * height, dtype=np.float32)
     for points in chunks:
-        lowest, highest = height_grids(points, extent)
-        low, high = np.fmin(low, lowest), np.fmax(high, highest)
         place = extent.place(points)
-        count += np.bincount(place[place >= 0], minlength=len(count))
-    density = np.where(extent.covered, count.reshape(low.shape) / extent.cell**2, np.nan)
-    for name, grid in (("ground", low), ("canopy", high), ("density", density)):
+        heights = points[place >= 0, 2].astype(np.float32)
+        column, row = np.divmod(place[place >= 0], height)
+        # The first row of a picture is the northernmost.
+        place = (height - 1 - row) * width + column
+        np.fmin.at(ground, place, heights)
+        np.fmax.at(canopy, place, heights)
+        np.add.at(density, place, np.float32(1))
+    density /= extent.cell**2
+    density[~extent.covered.T[::-1].reshape(-1)] = np.nan
+    for name, grid in (("ground", ground), ("canopy", canopy), ("density", density)):
         _write(stem.with_name(f"{stem.name}_{name}.tif"), grid, extent, system)
 
 
@@ -65,7 +72,8 @@ def _write(path: Path, grid: np.ndarray, extent: Extent, system: CRS | None) -> 
     import rasterio
     from rasterio.transform import from_origin
 
-    width, height = grid.shape
+    width, height = extent.covered.shape
+    grid[np.isnan(grid)] = NO_DATA
     left, bottom = extent.origin
     with os_errors(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +92,5 @@ def _write(path: Path, grid: np.ndarray, extent: Extent, system: CRS | None) -> 
                     left, bottom + height * extent.cell, extent.cell, extent.cell
                 ),
             ) as raster:
-                # The first row of a picture is the northernmost.
-                raster.write(np.nan_to_num(grid, nan=NO_DATA).T[::-1].astype(np.float32), 1)
+                raster.write(grid.reshape(1, height, width))
             part.write_bytes(memory.getbuffer())

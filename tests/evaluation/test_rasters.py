@@ -6,6 +6,7 @@ import json
 import resource
 import shutil
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,16 @@ def test_gdalinfo_finds_system_grid_and_no_data(tmp_path):
     assert found["geoTransform"] == [500_000, 1, 0, 4_000_006, 0, -1]
     assert "ETRS89 / UTM zone 32N" in found["coordinateSystem"]["wkt"]
     assert [path.name for path in tmp_path.glob("*xml")] == []
+
+
+def test_rasters_take_at_most_16_bytes_of_memory_a_cell(tmp_path):
+    cells = aligned_cells(np.zeros(2), np.full(2, 1999.0), 1.0)
+    tracemalloc.start()
+    try:
+        write_rasters(tmp_path / "a", [np.array([[3.0, 4.0, 5.0]])] * 2, cells, None)
+        assert tracemalloc.get_traced_memory()[1] < 16 * cells.covered.size
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_older_raster(tmp_path):
