@@ -130,8 +130,21 @@ def check_output_file(path: Path) -> None:
     if path.is_dir():
         raise FileError(f"{path}: is a folder; name a file in it")
     folder = resolve_symlink(path).parent
-    if not folder.is_dir():
+    if not folder.exists():
         raise FileError(f"{path}: there is no folder {folder}; make it")
+    check_output_folder(folder)
+
+
+def check_output_folder(folder: Path) -> None:
+    """Raise FileError for a folder that can't be written to, or made with its missing parents."""
+    if folder.is_symlink() and not folder.exists():
+        raise FileError(f"{folder}: a symbolic link that leads nowhere; remove it")
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise FileError(f"{folder}: is a file, and a folder is needed; choose another name")
+    if not os.access(folder, os.W_OK):
+        raise FileError(f"{folder}: can't be written to; choose another folder")
 
 
 @contextmanager

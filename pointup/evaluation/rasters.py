@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pointup.disk import os_errors, written_whole
+from pointup.disk import check_output_folder, os_errors, written_whole
 from pointup.errors import DataError, FileError
 from pointup.evaluation.common_extent import MOST_CELLS, Extent
 
@@ -23,8 +23,7 @@ def check_rasters(folder: Path) -> None:
     """Raise FileError unless rasters can be written to a folder. Call it before the work."""
     if find_spec("rasterio") is None:
         raise FileError(f"{folder}: needs rasterio; install it with `pip install pointup[rasters]`")
-    if folder.exists() and not folder.is_dir():
-        raise FileError(f"{folder}: is a file, and a folder is needed; choose another name")
+    check_output_folder(folder)
 
 
 def aligned_cells(low: np.ndarray, high: np.ndarray, cell: float) -> Extent:

@@ -50,7 +50,7 @@ from pointup.upsampling.store.point_store import Store
         ("in.las", "out.las", ["--classes", "ground", "2"], "--classes ground 2: give numbers, as"),
         ("in.las", "out.las", ["--picture", "nowhere/a.png"], "there is no folder nowhere"),
         ("in.las", "out.las", ["--model", "nowhere/at-all"], "nowhere/at-all"),
-        ("in.las", "nowhere/out.las", [], "there is no such folder"),
+        ("in.las", "nowhere/out.las", [], "there is no folder"),
         ("in.las", "out.rcp", [], "unknown extension '.rcp' to write"),
         ("in.las", "in.las", [], "is the output, too"),
         ("in.las", "in.las/out", [], "in.las: is a file, and a folder is needed"),
@@ -100,6 +100,39 @@ def test_a_folder_that_cannot_be_written_to_is_reported(tmp_path, command, monke
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == 1 and is_one_line(result.err) and "can't be written to" in result.err
     assert left_in(tmp_path) == ["in.las"]
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [("--picture", "a.png"), ("--view", "a.html"), ("--rasters", "new/tif")]
+)
+def test_what_shows_points_is_refused_before_the_work_in_a_folder_that_cannot_be_written_to(
+    option, name, tmp_path, command, monkeypatch
+):
+    write_random_las(tmp_path / "in.las")
+    shut = tmp_path / "shut"
+    shut.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != shut)
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", option, shut / name)
+    assert result.status == 1 and is_one_line(result.err)
+    assert f"{shut}: can't be written to" in result.err
+    assert left_in(tmp_path) == ["in.las", "shut"]
+
+
+def test_a_picture_that_cannot_be_written_is_an_error_of_a_file_that_is_written(
+    tmp_path, command, monkeypatch
+):
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "in").mkdir()
+    write_random_las(tmp_path / "in" / "in.las")
+    words = tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2"
+    with monkeypatch.context() as patch:
+        patch.setattr("pointup.visualization.page.imsave", full)
+        result = command(*words, "--picture", tmp_path / "a.png")
+    assert result.status == 1 and is_one_line(result.err) and "No space left" in result.err
+    assert "1 file written, 1 error: from 300 to 600 points" in result.out
+    assert "0 files written, 1 skipped" in command(*words).out
 
 
 @pytest.mark.parametrize("output", ["-", os.devnull, "merged.laz"])

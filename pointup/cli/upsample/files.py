@@ -154,7 +154,10 @@ def upsample_survey(
             written = write_each(jobs, store, new_points, with_originals, window, workers, progress)
             if window and command.picture:
                 source, heights = jobs[0].source, options.above_ground
-                window.draw(source, sum(inside), with_originals, command.picture, heights)
+                try:
+                    window.draw(source, sum(inside), with_originals, command.picture, heights)
+                except FileError as not_drawn:
+                    errors.append(not_drawn)
         written = sorted(workers.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
     lines, files, nothing_in = [], list[Written](), []

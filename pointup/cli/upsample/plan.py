@@ -13,7 +13,7 @@ import numpy as np
 from pointup.cli.coordinate_systems import note_mixed
 from pointup.cli.input_files import find_inputs
 from pointup.cli.worker_group import LaunchedWorkerGroup
-from pointup.disk import file_state, os_errors
+from pointup.disk import check_output_file, check_output_folder, file_state, os_errors
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.geometry.grids import codes_in_cube
 from pointup.io.bounds import Bounds
@@ -143,7 +143,10 @@ def plan_jobs(
             f"-o {output}: has the name of a file, and the inputs need a folder; name one without "
             "an extension, or end it with /"
         )
-    _check_writable(output, into_folder)
+    if into_folder:
+        check_output_folder(output)
+    else:
+        check_output_file(output)
     targets: dict[Path, Path] = {}
     jobs = []
     known = {os.path.realpath(source) for source, _ in found}
@@ -234,22 +237,6 @@ def _find(path: Path, output: Path) -> list[Path]:
         return found
     inner = output.resolve()
     return [source for source in found if inner not in Path(os.path.realpath(source)).parents]
-
-
-def _check_writable(output: Path, into_folder: bool) -> None:
-    folder = output if into_folder else output.parent
-    if folder.is_symlink() and not folder.exists():
-        raise FileError(f"{folder}: a symbolic link that leads nowhere; remove it")
-    if into_folder:
-        # The output folder is created, with its missing parents.
-        while not folder.exists():
-            folder = folder.parent
-    if folder.exists() and not folder.is_dir():
-        raise FileError(f"{folder}: is a file, and a folder is needed; choose another name")
-    if not folder.is_dir():
-        raise FileError(f"{folder}: there is no such folder to write to; make it")
-    if not os.access(folder, os.W_OK):
-        raise FileError(f"{folder}: can't be written to; choose another folder")
 
 
 def before_rounding(max_distance: float | None, jobs: Sequence[Job]) -> float | None:
