@@ -100,6 +100,17 @@ def test_upsample_writes_rasters_before_and_after_on_one_grid(tmp_path, command)
             np.testing.assert_array_equal(one.read(1), other.read(1))
 
 
+def test_what_a_call_with_other_options_left_has_no_rasters(tmp_path, command):
+    write_las(tmp_path / "in" / "a.las", scene())
+    points = scene(first=9000.0)
+    write_las(tmp_path / "in" / "noise.las", points, classification=np.full(len(points), 7))
+    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert command(*words).status == 0
+    assert command(*words, "--only-new", "--rasters", tmp_path / "tif").status == 0
+    assert (tmp_path / "out" / "noise.las").exists()
+    assert {path.name[:2] for path in (tmp_path / "tif").iterdir()} == {"a_"}
+
+
 def test_evaluate_writes_rasters_of_source_prediction_and_reference(tmp_path):
     points = scene()
     files = {"source": points[::3], "prediction": points[::2], "reference": points}

@@ -25,6 +25,7 @@ from pointup.cli.upsample.plan import Job
 from pointup.errors import FileError
 from pointup.io.cloud import PointCloud
 from pointup.io.files import open_writer, read_points
+from pointup.io.virtual_clouds import files_of
 from pointup.model.upsampler import Upsampler
 
 
@@ -74,6 +75,19 @@ def test_a_second_call_skips_what_is_written_and_says_so(tiles, tmp_path, model,
         other.save_pretrained(tmp_path / "model")
         assert upsample(tmp_path / "model", tiles, "-o", out, "--separate", "--seed", 1) == 0
         assert len(rewritten()) == number
+
+
+def test_what_calls_with_other_options_left_is_not_listed(tiles, tmp_path, model):
+    def listed(*words: object) -> list[str]:
+        assert upsample(model, tiles, "-o", tmp_path / "out", *words) == 0
+        return [path.name for path in files_of(tmp_path / "out" / "out.vpc")]
+
+    assert listed() == ["0.las", "1.las", "2.las"]
+    assert listed("--bounds", 500_002, 4_000_000, 500_079, 4_000_020) == ["0.las", "1.las"]
+    assert listed("--bounds", 500_002, 4_000_000, 500_039, 4_000_020) == ["0.las"]
+    # A job of an array lists what the others wrote.
+    assert listed("--seed", 1, "--shard", "1/3") == ["0.las"]
+    assert listed("--seed", 1, "--shard", "3/3") == ["0.las", "2.las"]
 
 
 def test_names_as_long_as_file_systems_allow_are_written_and_skipped(tmp_path, model, capsys):

@@ -175,14 +175,18 @@ class Upsample:
         without_noise = None
         if self.denoise and self.model is None:
             without_noise = load_model("shapes", workers.device)
+        used = {
+            name: [model] if without_noise is None else [model, without_noise]
+            for name, model in models.items()
+        }
         bounds = Bounds.of(self.bounds) if self.bounds else None
         surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard, copies_rest)
         finished = FinishedFiles(output, self._identity(options)) if in_folder else None
         written = WrittenFiles(workers.is_main, [*errors, *of_files])
         for survey in surveys:
             model = models[survey[0].model]
-            used = [model] if without_noise is None else [model, without_noise]
-            identity = workers.from_main(finished.identity(survey, used) if finished else "")
+            made_by = used[survey[0].model]
+            identity = workers.from_main(finished.identity(survey, made_by) if finished else "")
             skips = finished is not None and not (self.redo or self.picture)
             if finished and skips and workers.from_main(finished.are_written(survey, identity)):
                 written.skip(survey)
@@ -195,20 +199,27 @@ class Upsample:
                 written.files += files
                 written.errors += of_files
                 if finished and workers.is_main:
-                    finished.record(files, identity)
+                    finished.record(files, identity, made_by)
             except (PointupError, ValueError, OSError) as error:
                 written.errors.append(error)
+        done = {file.job.target for file in written.files}
+        if finished and workers.is_main:
+            # Those of jobs of an array as well; not what calls with other options left.
+            done = {job.target for job in jobs if finished.has_output(job, used[job.model])}
+        shown = [
+            [job for job in survey if not job.is_context and job.target in done]
+            for survey in surveys
+        ]
         if workers.is_main and not written.errors:
-            shown = [job for survey in surveys for job in survey if not job.is_context]
             if self.view:
-                write_view(shown, self.view, lambda job: self._has_heights(job, models[job.model]))
+                of_all = [job for survey in shown for job in survey]
+                write_view(of_all, self.view, lambda job: self._has_heights(job, models[job.model]))
             if self.rasters:
-                for survey in surveys:
-                    jobs_of = [job for job in survey if not job.is_context]
-                    write_job_rasters(jobs_of, self.rasters, output, self.only_new)
+                for survey in shown:
+                    write_job_rasters(survey, self.rasters, output, self.only_new)
                 print(f"{self.rasters}: ground, canopy and density before and after")
         if finished and workers.is_main:
-            list_files(output, [job.target for job in jobs])
+            list_files(output, [job.target for job in jobs if job.target in done])
         workers.end()
         return written.finish(in_folder, self.model)
 

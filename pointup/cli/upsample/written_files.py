@@ -106,25 +106,33 @@ class FinishedFiles:
 
     def are_written(self, survey: Sequence[Job], identity: str) -> bool:
         """Whether all files of a survey were written from the same files, options and weights."""
-        return all(self._is_written(job, identity) for job in survey if not job.is_context)
+        own = [job for job in survey if not job.is_context]
+        return all(self._is_written(job, "survey", identity) for job in own)
 
-    def record(self, files: Sequence[Written], identity: str) -> None:
+    def has_output(self, job: Job, models: Sequence[Upsampler]) -> bool:
+        """Whether a file has an output that is of these options and weights, in any survey."""
+        return self._is_written(job, "file", self.identity([job], models))
+
+    def record(self, files: Sequence[Written], identity: str, models: Sequence[Upsampler]) -> None:
         """Remember that files of a survey were written, or that there was nothing to write."""
         for file in files:
             path = self._path(file.job)
             with os_errors(path, "written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                size = file.job.target.stat().st_size if file.num_out else None
-                write_text(path, json.dumps({"identity": identity, "bytes": size}))
+                known: dict[str, Any] = {"survey": identity, "bytes": None}
+                if file.num_out:
+                    known["bytes"] = file.job.target.stat().st_size
+                    known["file"] = self.identity([file.job], models)
+                write_text(path, json.dumps(known))
 
-    def _is_written(self, job: Job, identity: str) -> bool:
+    def _is_written(self, job: Job, key: str, value: str) -> bool:
         try:
             known = json.loads(self._path(job).read_text())
             # Without a size there was nothing to write.
             size = job.target.stat().st_size if known["bytes"] is not None else None
         except (OSError, ValueError):
             return False
-        return bool(known == {"identity": identity, "bytes": size})
+        return bool(known["bytes"] == size and known.get(key) == value)
 
     def _path(self, job: Job) -> Path:
         inside = job.target.relative_to(self.output)
@@ -139,37 +147,36 @@ def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], boo
     """
     from pointup.visualization.viewer.document import write_before_after
 
-    # A file with nothing to write has no output.
-    written = [job for job in jobs if job.target.exists()]
-    if not written:
+    if not jobs:
         note(f"{path}: no file to show, not written")
         return
-    sources, targets = ([getattr(job, side) for job in written] for side in ("source", "target"))
-    up = "z" if has_heights(written[0]) else None
+    sources, targets = ([getattr(job, side) for job in jobs] for side in ("source", "target"))
+    up = "z" if has_heights(jobs[0]) else None
     print(describe_page(path, write_before_after(sources, targets, path, up=up)))
 
 
 def list_files(output: Path, targets: Sequence[Path]) -> None:
     """List the written LAS and LAZ files of an output folder in a virtual point cloud in it, named
-    like the folder, if there are several. Jobs of an array list what is there when they end."""
-    files = [path for path in targets if path.suffix.lower() in LAS_EXTENSIONS and path.exists()]
-    if len(files) > 1:
-        path = output / f"{output.resolve().name}{EXTENSION}"
-        print(f"{path}: a virtual point cloud of {write_virtual_cloud(path, files):,} files")
+    like the folder, if there are several, or an older list. Jobs of an array list what is there
+    when they end."""
+    files = [path for path in targets if path.suffix.lower() in LAS_EXTENSIONS]
+    path = output / f"{output.resolve().name}{EXTENSION}"
+    if len(files) > 1 or (files and path.exists()):
+        number = write_virtual_cloud(path, files)
+        print(f"{path}: a virtual point cloud of {number:,} file{'s' * (number != 1)}")
 
 
 def write_job_rasters(
     survey: Sequence[Job], folder: Path, output: Path, with_sources: bool
 ) -> None:
-    """Write rasters of the files of a survey before and after, noise left out, in cells of a metre.
+    """Write rasters of files of a survey before and after, noise left out, in cells of a metre.
 
     Named like the files in the folder `output`. `with_sources`: outputs hold new points only. Cells
     on the border of a file also have the points of the files beside it. Raises FileError and
     DataError.
     """
-    written = [job for job in survey if job.target.exists()]  # Others had nothing to write.
-    extents = {path: read_extent(path) for job in written for path in (job.source, job.target)}
-    for job in written:
+    extents = {path: read_extent(path) for job in survey for path in (job.source, job.target)}
+    for job in survey:
         both = extents[job.source], extents[job.target]
         low = np.min([extent.low for extent in both], axis=0)
         high = np.max([extent.high for extent in both], axis=0)
@@ -180,7 +187,7 @@ def write_job_rasters(
         for side, kinds in {"before": ["source"], "after": after}.items():
             files = {
                 path: other
-                for other in written
+                for other in survey
                 for path in (getattr(other, kind) for kind in kinds)
                 if cells.bounds.touch(extents[path].low, extents[path].high)
             }
