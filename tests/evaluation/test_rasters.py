@@ -111,6 +111,32 @@ def test_what_a_call_with_other_options_left_has_no_rasters(tmp_path, command):
     assert {path.name[:2] for path in (tmp_path / "tif").iterdir()} == {"a_"}
 
 
+def test_a_file_that_has_no_rasters_is_named_and_the_others_have_some(tmp_path, command):
+    for number, name in enumerate("ab"):
+        write_las(tmp_path / "in" / f"{name}.las", scene(first=9000.0 * number))
+    stray = np.concatenate([scene(), [[520_000.0, 4_020_000.0, 100.0]]])
+    write_las(tmp_path / "in" / "stray.las", stray)
+    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2", "--separate")
+    result = command(*words, "--rasters", tmp_path / "tif")
+    assert result.status == 1
+    assert f"error: {tmp_path / 'in' / 'stray.las'}: 4e+08 cells" in result.err
+    assert f"{tmp_path / 'tif'}: ground, canopy and density of 2 files" in result.out
+    assert "out.vpc: a virtual point cloud of 3 files" in result.out
+    assert "3 files written, 1 error" in result.out
+    assert {path.name[0] for path in (tmp_path / "tif").iterdir()} == {"a", "b"}
+
+
+def test_the_files_beside_an_unreadable_one_have_rasters_and_a_page(tmp_path, command):
+    for number, name in enumerate("ab"):
+        write_las(tmp_path / "in" / f"{name}.las", scene(first=20.0 * number))
+    (tmp_path / "in" / "cut.las").write_bytes((tmp_path / "in" / "a.las").read_bytes()[:9000])
+    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    shown = ("--rasters", tmp_path / "tif", "--view", tmp_path / "page.html")
+    result = command(*words, *shown)
+    assert result.status == 1 and "cut.las: not a whole LAS/LAZ file" in result.err
+    assert len(list((tmp_path / "tif").iterdir())) == 12 and (tmp_path / "page.html").exists()
+
+
 def test_evaluate_writes_rasters_of_source_prediction_and_reference(tmp_path):
     points = scene()
     files = {"source": points[::3], "prediction": points[::2], "reference": points}

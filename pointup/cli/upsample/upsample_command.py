@@ -191,7 +191,7 @@ class Upsample:
             if finished and skips and workers.from_main(finished.are_written(survey, identity)):
                 written.skip(survey)
                 continue
-            try:
+            with written.keeping_errors():
                 own = options.with_heights(self._has_heights(survey[0], model))
                 files, of_files = upsample_survey(
                     survey, model, own, workers, self, copies_rest, without_noise
@@ -200,8 +200,6 @@ class Upsample:
                 written.errors += of_files
                 if finished and workers.is_main:
                     finished.record(files, identity, made_by)
-            except (PointupError, ValueError, OSError) as error:
-                written.errors.append(error)
         done = {file.job.target for file in written.files}
         if finished and workers.is_main:
             # Those of jobs of an array as well; not what calls with other options left.
@@ -210,16 +208,22 @@ class Upsample:
             [job for job in survey if not job.is_context and job.target in done]
             for survey in surveys
         ]
-        if workers.is_main and not written.errors:
-            if self.view:
-                of_all = [job for survey in shown for job in survey]
+        if workers.is_main and self.view:
+            of_all = [job for survey in shown for job in survey]
+            with written.keeping_errors():
                 write_view(of_all, self.view, lambda job: self._has_heights(job, models[job.model]))
-            if self.rasters:
-                for survey in shown:
-                    write_job_rasters(survey, self.rasters, output, self.only_new)
-                print(f"{self.rasters}: ground, canopy and density before and after")
+        if workers.is_main and self.rasters:
+            num_drawn = 0
+            for survey in shown:
+                with written.keeping_errors():
+                    num_drawn += write_job_rasters(
+                        written, survey, self.rasters, output, self.only_new
+                    )
+            of_drawn = f"of {num_drawn:,} file{'s' * (num_drawn != 1)} before and after"
+            print(f"{self.rasters}: ground, canopy and density {of_drawn}")
         if finished and workers.is_main:
-            list_files(output, [job.target for job in jobs if job.target in done])
+            with written.keeping_errors():
+                list_files(output, [job.target for job in jobs if job.target in done])
         workers.end()
         return written.finish(in_folder, self.model)
 

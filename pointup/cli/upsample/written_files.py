@@ -7,6 +7,7 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pointup.cli.next_commands import command_after_upsampling
 from pointup.cli.upsample.files import Written
 from pointup.cli.upsample.plan import Job
 from pointup.disk import os_errors, short_name, write_text
+from pointup.errors import DataError, FileError, PointupError
 from pointup.evaluation.rasters import aligned_cells, write_rasters
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import LAS_EXTENSIONS, is_noise
@@ -38,6 +40,14 @@ class WrittenFiles:
     def __init__(self, is_main: bool, errors: list[Exception]) -> None:
         self.is_main, self.errors, self.files = is_main, errors, list[Written]()
         self.num_skipped, self.began = 0, time.monotonic()
+
+    @contextmanager
+    def keeping_errors(self) -> Iterator[None]:
+        """A block whose error is reported at the end of the call, which goes on."""
+        try:
+            yield
+        except (PointupError, ValueError, OSError) as error:
+            self.errors.append(error)
 
     def skip(self, survey: Sequence[Job]) -> None:
         """Count the files of a survey that are already written, and name the first ones."""
@@ -167,39 +177,46 @@ def list_files(output: Path, targets: Sequence[Path]) -> None:
 
 
 def write_job_rasters(
-    survey: Sequence[Job], folder: Path, output: Path, with_sources: bool
-) -> None:
+    call: WrittenFiles, survey: Sequence[Job], folder: Path, output: Path, with_sources: bool
+) -> int:
     """Write rasters of files of a survey before and after, noise left out, in cells of a metre.
 
     Named like the files in the folder `output`. `with_sources`: outputs hold new points only. Cells
-    on the border of a file also have the points of the files beside it. Raises FileError and
-    DataError.
+    on the border of a file also have the points of the files beside it. Returns the number of files
+    that have rasters: errors of the others are kept in `call`. Raises FileError for an extent.
     """
+    number = 0
     extents = {path: read_extent(path) for job in survey for path in (job.source, job.target)}
     for job in survey:
-        both = extents[job.source], extents[job.target]
-        low = np.min([extent.low for extent in both], axis=0)
-        high = np.max([extent.high for extent in both], axis=0)
-        cells = aligned_cells(low, high, length_unit(job.source).of_metres(1.0))
-        inside = job.target.relative_to(output) if job.target != output else Path(output.name)
-        own = both[0].low, both[0].high
-        after = ["source", "target"] if with_sources else ["target"]
-        for side, kinds in {"before": ["source"], "after": after}.items():
-            files = {
-                path: other
-                for other in survey
-                for path in (getattr(other, kind) for kind in kinds)
-                if cells.bounds.touch(extents[path].low, extents[path].high)
-            }
-            chunks = (
-                positions
-                for path, other in files.items()
-                for positions in _points_in(
-                    cells.bounds, path, other, None if other is job else own
+        with call.keeping_errors():
+            both = extents[job.source], extents[job.target]
+            low = np.min([extent.low for extent in both], axis=0)
+            high = np.max([extent.high for extent in both], axis=0)
+            try:
+                cells = aligned_cells(low, high, length_unit(job.source).of_metres(1.0))
+            except DataError as error:
+                raise FileError(f"{job.source}: {error}") from None
+            inside = job.target.relative_to(output) if job.target != output else Path(output.name)
+            own = both[0].low, both[0].high
+            after = ["source", "target"] if with_sources else ["target"]
+            for side, kinds in {"before": ["source"], "after": after}.items():
+                files = {
+                    path: other
+                    for other in survey
+                    for path in (getattr(other, kind) for kind in kinds)
+                    if cells.bounds.touch(extents[path].low, extents[path].high)
+                }
+                chunks = (
+                    positions
+                    for path, other in files.items()
+                    for positions in _points_in(
+                        cells.bounds, path, other, None if other is job else own
+                    )
                 )
-            )
-            stem = (folder / inside).with_name(f"{inside.stem}_{side}")
-            write_rasters(stem, chunks, cells, named_system(job.source))
+                stem = (folder / inside).with_name(f"{inside.stem}_{side}")
+                write_rasters(stem, chunks, cells, named_system(job.source))
+            number += 1
+    return number
 
 
 def _points_in(
