@@ -111,6 +111,15 @@ def test_what_a_call_with_other_options_left_has_no_rasters(tmp_path, command):
     assert {path.name[:2] for path in (tmp_path / "tif").iterdir()} == {"a_"}
 
 
+def test_files_of_one_name_and_other_extensions_have_rasters_each(tmp_path, command):
+    for number, name in enumerate(("a.las", "a.laz", "b.las")):
+        write_las(tmp_path / "in" / name, scene(first=9000.0 * number))
+    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert command(*words, "--rasters", tmp_path / "tif").status == 0
+    names = sorted(path.name for path in (tmp_path / "tif").glob("*_after_ground.tif"))
+    assert names == [f"{name}_after_ground.tif" for name in ("a.las", "a.laz", "b")]
+
+
 def test_a_file_that_has_no_rasters_is_named_and_the_others_have_some(tmp_path, command):
     for number, name in enumerate("ab"):
         write_las(tmp_path / "in" / f"{name}.las", scene(first=9000.0 * number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -213,11 +214,11 @@ class Upsample:
             with written.keeping_errors():
                 write_view(of_all, self.view, lambda job: self._has_heights(job, models[job.model]))
         if workers.is_main and self.rasters:
-            num_drawn = 0
+            num_drawn, stems = 0, Counter(job.target.with_suffix("") for job in jobs)
             for survey in shown:
                 with written.keeping_errors():
                     num_drawn += write_job_rasters(
-                        written, survey, self.rasters, output, self.only_new
+                        written, survey, self.rasters, output, self.only_new, stems
                     )
             of_drawn = f"of {num_drawn:,} file{'s' * (num_drawn != 1)} before and after"
             print(f"{self.rasters}: ground, canopy and density {of_drawn}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -177,13 +177,19 @@ def list_files(output: Path, targets: Sequence[Path]) -> None:
 
 
 def write_job_rasters(
-    call: WrittenFiles, survey: Sequence[Job], folder: Path, output: Path, with_sources: bool
+    call: WrittenFiles,
+    survey: Sequence[Job],
+    folder: Path,
+    output: Path,
+    with_sources: bool,
+    stems: Mapping[Path, int],
 ) -> int:
     """Write rasters of files of a survey before and after, noise left out, in cells of a metre.
 
-    Named like the files in the folder `output`. `with_sources`: outputs hold new points only. Cells
-    on the border of a file also have the points of the files beside it. Returns the number of files
-    that have rasters: errors of the others are kept in `call`. Raises FileError for an extent.
+    Named like the files in the folder `output`, with the extension where several have one of the
+    `stems`. `with_sources`: outputs hold new points only. Cells on the border of a file also have
+    the points of the files beside it. Returns the number of files that have rasters: errors of the
+    others are kept in `call`. Raises FileError for an extent.
     """
     number = 0
     extents = {path: read_extent(path) for job in survey for path in (job.source, job.target)}
@@ -197,6 +203,7 @@ def write_job_rasters(
             except DataError as error:
                 raise FileError(f"{job.source}: {error}") from None
             inside = job.target.relative_to(output) if job.target != output else Path(output.name)
+            name = inside.name if stems[job.target.with_suffix("")] > 1 else inside.stem
             own = both[0].low, both[0].high
             after = ["source", "target"] if with_sources else ["target"]
             for side, kinds in {"before": ["source"], "after": after}.items():
@@ -213,7 +220,7 @@ def write_job_rasters(
                         cells.bounds, path, other, None if other is job else own
                     )
                 )
-                stem = (folder / inside).with_name(f"{inside.stem}_{side}")
+                stem = (folder / inside).with_name(f"{name}_{side}")
                 write_rasters(stem, chunks, cells, named_system(job.source))
             number += 1
     return number
