@@ -188,6 +188,12 @@ def test_shards_of_subfolders_need_no_folder_of_the_files_that_are_only_read(
     assert sorted(map(str, written)) == ["sub0/0.las", "sub1/1.las", "sub2/2.las"]
 
 
+def test_a_shard_without_a_file_says_so(tiles, tmp_path, model, capsys):
+    assert upsample(model, tiles / "0.las", "-o", tmp_path / "a.las", "--shard", "1/2") == 0
+    assert not (tmp_path / "a.las").exists()
+    assert "--shard 1/2: has no file to write" in capsys.readouterr().err
+
+
 def test_a_shard_whose_own_files_are_damaged_reports_them_and_ends(tiles, tmp_path, model, capsys):
     content = bytearray((tiles / "2.las").read_bytes())
     # The header gives x from 80 to 81 m, and the points span 40 m.
