@@ -272,15 +272,15 @@ def _write_table(path: Path, split: _StoredSplit, label: str) -> None:
     dataset = load_splits(split.folder)[split.name] if split.dataset is None else split.dataset
     logger.info("%s: reading all %s samples once", label, f"{len(dataset):,}")
     dataset = with_float_points(dataset, label)
-    files = [Path(file["filename"]) for file in dataset.cache_files]
+    files = [Path(file["filename"]).resolve() for file in dataset.cache_files]
     parts = parts_of(files)
     if sum(part.num_rows for part in parts) != len(dataset):
         raise DataError(
             f"{label}: its samples are not all in files of its own; store it with `save_to_disk`"
         )
-    folder = split.folder
+    folder = split.folder.resolve()
     relative = [
-        str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file.resolve())
+        str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file)
         for file in files
     ]
     description = {

@@ -22,7 +22,7 @@ from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
 from pointup.datasets.dataset_units import known_unit, readable_unit
-from pointup.errors import FileError, NonFiniteError
+from pointup.errors import ConfigError, FileError, NonFiniteError
 from pointup.evaluation.cloud_metrics import METRICS, Clouds, Figures, clouds_of_pairs, mean_rows
 from pointup.geometry.surfaces import Surface
 from pointup.model.upsampler import Upsampler
@@ -106,6 +106,7 @@ class Evaluation:
         self.data, self.accelerator, self.config = data, accelerator, config
         dataset = data.validation
         self.indices = sorted(range(len(dataset)) if indices is None else indices)
+        self._check_figure(config.choose_by)
         own = self.indices[accelerator.process_index :: accelerator.num_processes]
         self.batches = make_loader(dataset, [[(0, i)] for i in own], device=accelerator.device)
         places = np.linspace(0, len(self.indices) - 1, config.num_pictures)
@@ -117,6 +118,16 @@ class Evaluation:
         self.unreadable: set[Path] = set()
         self.aborted: Record = {"index": -1}
         """The record of a process that aborts its evaluation."""
+
+    def _check_figure(self, chosen_by: str) -> None:
+        """Raise ConfigError if no validation pair has the figure that the run chooses by."""
+        samples, missing = self.data.validation.samples, ""
+        if chosen_by == "p2f" and not any(map(samples.surface, self.indices)):
+            missing = "a surface"
+        if chosen_by in SURVEY_FIGURES and not any(map(samples.is_vertical, self.indices)):
+            missing = "heights"
+        if missing and self.indices:
+            raise ConfigError(f"--choose-by {chosen_by}: no validation pair has {missing}")
 
     @torch.no_grad()
     def records_of(self, batch: Batch, model: Upsampler) -> list[Record]:

@@ -140,6 +140,17 @@ def test_a_table_is_kept_in_the_cache_if_the_dataset_can_not_be_written(tmp_path
     assert len(open_samples(tmp_path / "d", "validation")) == 4
 
 
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_the_table_of_another_tools_dataset_serves_the_next_start(
+    is_relative, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folder = foreign(Path("d") if is_relative else tmp_path / "d", 12)
+    made = open_samples(folder, "train")
+    monkeypatch.setattr(opening, "index_parts", no_points)
+    assert list(open_samples(folder, "train").names) == list(made.names)
+
+
 def foreign(directory: Path, number: int, seed: int = 0) -> Path:
     columns = {
         "source": [cloud(6 + i, seed).astype(float) + UTM for i in range(number)],

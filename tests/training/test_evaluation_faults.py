@@ -12,6 +12,7 @@ from runs import SMALL
 
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
+from pointup.errors import ConfigError
 from pointup.evaluation import pairs
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
@@ -46,6 +47,21 @@ def test_a_cloud_too_large_for_the_memory_does_not_make_a_model_unusable(
     for weights in upsampler.parameters():
         weights.data.fill_(torch.nan)
     assert evaluate(evaluation, upsampler).score == np.inf
+
+
+@pytest.mark.parametrize(("figure", "missing"), [("p2f", "a surface"), ("canopy_rmse", "heights")])
+def test_a_figure_that_no_validation_pair_has_is_refused_before_the_first_step(
+    figure, missing, tmp_path, accelerator
+):
+    cloud = np.random.default_rng(0).random((40, 3)).astype(np.float32)
+    clouds = [Pair(str(i), cloud, cloud, vertical=False) for i in range(3)]
+    write_pairs(clouds[:2], clouds[2:], tmp_path / "pairs", {})
+    config = TrainConfig(data=(str(tmp_path / "pairs"),), choose_by=figure)
+    data = open_training_data(config, accelerator)
+    with pytest.raises(
+        ConfigError, match=f"--choose-by {figure}: no validation pair has {missing}"
+    ):
+        Evaluation(data, accelerator, config)
 
 
 @pytest.mark.parametrize(
