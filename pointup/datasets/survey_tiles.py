@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pointup.disk import os_errors
 from pointup.errors import DataError
 from pointup.io.cloud import PointCloud, is_noise, is_synthetic
 from pointup.io.files import iter_points
@@ -133,8 +134,10 @@ def sort_file(
             index = [
                 tiles.points(int(row)) for row in np.flatnonzero(block_of.reshape(-1) == number)
             ]
-            with _block_file(folder, (x, y)).open("ab") as file:
-                points[np.concatenate(index)].tofile(file)
+            path_of_block = _block_file(folder, (x, y))
+            # Not `tofile`, which does not say that a disk is full.
+            with os_errors(path_of_block, "written"), path_of_block.open("ab") as file:
+                file.write(points[np.concatenate(index)].tobytes())
     if num_noise and len(tile_xy) == 1:
         raise DataError(f"{path}: all {num_noise:,} points are noise, withheld or synthetic")
     counts = np.concatenate(num_points)

@@ -241,7 +241,7 @@ def agreed_unit(units: Mapping[Path, LengthUnit]) -> LengthUnit:
     common, first = UNKNOWN, Path()
     for path, unit in units.items():
         if unit in (ANGLES, LIKELY_ANGLES, MIXED):
-            insist = ", or upsample it with --force" if unit == LIKELY_ANGLES else ""
+            insist = " (pointup upsample takes it with --force)" if unit == LIKELY_ANGLES else ""
             raise DataError(
                 f"{path}: its coordinates are in {unit.name}; distances need one unit of length, "
                 f"reproject it{insist}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import defaultdict
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from pointup.datasets.survey_tiles import (
     split_blocks,
     split_tiles,
 )
-from pointup.errors import DataError
+from pointup.errors import DataError, FileError
 
 
 def survey(seed: int, number: int, width: float = 40.0) -> np.ndarray:
@@ -47,6 +48,17 @@ def sorted_files(folder: Path, *clouds: np.ndarray, tile: float, block: int) -> 
         np.save(folder / f"{number}.npy", points)
         files.append(sort_file(folder / f"{number}.npy", folder / f"s{number}", tile, block))
     return files
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    np.save(tmp_path / "a.npy", survey(0, 1000))
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+    try:
+        with pytest.raises(FileError, match=r"0\.xyz: can't be written: File too large"):
+            sort_file(tmp_path / "a.npy", tmp_path / "s", 100.0, 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
 
 
 def test_blocks_hold_the_same_points_as_a_mask(tmp_path, monkeypatch):

@@ -105,7 +105,8 @@ def evaluate(options: Lidar) -> int:
             like = surveys.get("prediction", reference.positions)
             num_source = int(extent.contains(source.positions).sum())
             ratio = max(1.0, int(extent.contains(like).sum()) / max(num_source, 1))
-        notes += notes_on_heights(source.positions, reference.positions, extent, unit)
+        if options.thin is None:  # Else both are of one file.
+            notes += notes_on_heights(source.positions, reference.positions, extent, unit)
         near = near_reference(source, reference.positions)
         if near is not source:
             notes.append(
