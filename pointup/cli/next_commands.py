@@ -76,7 +76,8 @@ def commands_after_training(config: TrainConfig) -> list[str]:
     """The commands that upsample the sparse survey with the model of a run and evaluate the model.
 
     Each dataset with held-out pairs is evaluated. A command is left out if its input is unknown:
-    for a dataset that `pointup prepare` did not write, or a survey that no longer exists.
+    for a dataset that `pointup prepare` did not write, or a survey that no longer exists. A model
+    trained on noise is not evaluated: its validation adds noise, `evaluate pairs` does not.
     """
     from pointup.training.config import data_sources
 
@@ -92,7 +93,8 @@ def commands_after_training(config: TrainConfig) -> list[str]:
         ratio = _ratio_of(Path(names[0])) if config.ratio is None else config.ratio
         commands.append([*upsampling, *_ratio_option(ratio, config.max_ratio)])
     ratios = config.ratio, config.max_ratio
-    commands += [_evaluation(name, model, *ratios) for name in _with_held_out(names)]
+    measured = [] if config.noise_spacings else _with_held_out(names)
+    commands += [_evaluation(name, model, *ratios) for name in measured]
     return [shlex.join(command) for command in commands]
 
 
@@ -100,6 +102,8 @@ def command_after_upsampling(model: str | Path) -> str | None:
     """The command that evaluates a run's model on its held-out pairs; None for other models."""
     try:
         options = json.loads((Path(model).parent / "config.json").read_text())
+        if options.get("noise_spacings"):
+            return None
         # Takes seconds, for most models in vain.
         from pointup.training.config import data_sources
 

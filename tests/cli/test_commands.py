@@ -233,6 +233,14 @@ def test_only_datasets_with_held_out_pairs_are_evaluated(tmp_path, monkeypatch):
     assert command_after_upsampling("a/model") == command
 
 
+def test_a_model_trained_on_noise_is_not_evaluated_without(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = replace(run_of(Path("a"), Path("p"), made_by="x"), noise_spacings=0.5)
+    (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
+    assert commands_after_training(config) == []
+    assert command_after_upsampling("a/model") is None
+
+
 def test_a_command_with_unknown_paths_is_not_printed(tmp_path):
     gone = run_of(tmp_path / "a", tmp_path / "p", made_by="pointup 1 prepare pairs", source=["x"])
     assert [line.split()[1] for line in commands_after_training(gone)] == ["evaluate"]
