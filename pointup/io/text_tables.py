@@ -74,8 +74,8 @@ def read_text(path: Path) -> PointCloud:
     if header.names_in == "nowhere" and len(header.names) > 3 and _counts(columns):
         first, second = columns["x"][:2]
         raise FileError(
-            f"{path}: its first column counts {first:g}, {second:g}, ...; name the columns in a "
-            f"first line, such as {','.join(['number', *'yxz', *header.names[4:]])}"
+            f"{path}: its first column counts {first:.0f}, {second:.0f}, ...; name the columns in "
+            f"a first line, such as {','.join(['number', *'yxz', *header.names[4:]])}"
         )
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
     # A string, since int() of thousands of digits is an error.

@@ -127,7 +127,9 @@ class Evaluation:
         if chosen_by in SURVEY_FIGURES and not any(map(samples.is_vertical, self.indices)):
             missing = "heights"
         if missing and self.indices:
-            raise ConfigError(f"--choose-by {chosen_by}: no validation pair has {missing}")
+            raise ConfigError(
+                f"--choose-by {chosen_by}: no validation pair has {missing}; choose another"
+            )
 
     @torch.no_grad()
     def records_of(self, batch: Batch, model: Upsampler) -> list[Record]:

@@ -106,9 +106,10 @@ def upsample(
         device: by default an accelerator if there is one, else the CPU.
 
     Raises FileError for a path, for coordinates that are not (N, 3), not finite, masked, complex,
-    or 1e12 and more; DataError for fewer than two distinct points to upsample, and for `classes` if
-    the cloud has no `classification`; ConfigError for invalid options, for a ratio together with a
-    density, and for a device that can't be used; ModelError if the model can't be loaded.
+    bools, or 1e12 and more; DataError for fewer than two distinct points to upsample, for an
+    attribute of another length, and for `classes` if the cloud has no `classification`; ConfigError
+    for invalid options, for a ratio together with a density, for a `ground_density` without
+    heights, and for a device that can't be used; ModelError if the model can't be loaded.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
@@ -146,7 +147,10 @@ def upsample(
     check_magnitudes(cloud.positions, "points")
     for name, values in cloud.attributes.items():
         if np.shape(values)[:1] != (len(cloud),):
-            raise DataError(f"points: {name} has shape {np.shape(values)} for {len(cloud)} points")
+            raise DataError(
+                f"points: {name} has shape {np.shape(values)} for {len(cloud)} points; give one "
+                "value for each"
+            )
     with temporary_directory() as directory:
         try:
             store = build_survey_store(

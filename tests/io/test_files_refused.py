@@ -47,8 +47,8 @@ BAD_TEXTS = {
     "NaN": ("4 nan 6\n7 8 inf\n", r"2 of 2 have NaN or infinite coordinates; remove them"),
     "numbers of points": ("1 2 3 4\n2 4 5 6\n3 7 8 9\n", r"counts 1, 2, .* as number,y,x,z"),
     "numbers with gaps": (
-        "1001 2.5 3 4\n1002 4 5 6\n1010 7 8 9\n",
-        r"counts 1001, 1002, .* number",
+        "1000001 2.5 3 4\n1000002 4 5 6\n1000010 7 8 9\n",
+        r"counts 1000001, 1000002, .* number",
     ),
     "a name twice": ("x y z a a\n1 2 3 4 5\n", r"two columns are named 'a'; rename one"),
     "only comments": ("# x y z\n\n", r"no points in it; leave it out"),
