@@ -10,6 +10,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import laspy
 import numpy as np
 import pytest
 from survey_files import write_las
@@ -98,6 +99,31 @@ def test_upsample_writes_rasters_before_and_after_on_one_grid(tmp_path, command)
     for path in (tmp_path / "tif").iterdir():
         with rasterio.open(path) as one, rasterio.open(tmp_path / "again" / path.name) as other:
             np.testing.assert_array_equal(one.read(1), other.read(1))
+
+
+def test_cells_at_a_seam_have_the_new_points_of_both_files(tmp_path, command):
+    whole = scene(width=40.0)
+    for i, side in enumerate((whole[:, 0] < 500_020.3, whole[:, 0] >= 500_020.3)):
+        write_las(tmp_path / "in" / f"{i}.las", whole[side], system=32632)
+    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "4")
+    assert command(*words, "--rasters", tmp_path / "tif").status == 0
+    outputs = [laspy.read(tmp_path / "out" / f"{i}.las").xyz for i in range(2)]
+    assert outputs[0][:, 0].max() > 500_020.3, "no new point beyond the seam"
+    for i in range(2):
+        after = grids(tmp_path / "tif" / f"{i}_after")
+        for name, values in expected(np.concatenate(outputs), after["ground"]).items():
+            np.testing.assert_allclose(after[name].read(1), values, rtol=1e-6)
+
+
+def test_rasters_cover_the_bounds_only(tmp_path, command):
+    stray = np.concatenate([scene(), [[520_000.0, 4_020_000.0, 100.0]]])
+    write_las(tmp_path / "a.las", stray)
+    words = (tmp_path / "a.las", "-o", tmp_path / "b.las", "--ratio", "2")
+    bounds = ("--bounds", "500002", "4000002", "500008", "4000010")
+    assert command(*words, *bounds, "--rasters", tmp_path / "tif").status == 0
+    after = grids(tmp_path / "tif" / "b_after")["density"]
+    assert after.width <= 8 and after.height <= 10
+    assert (after.read(1) > 0).sum() > 0.4 * after.width * after.height
 
 
 def test_what_a_call_with_other_options_left_has_no_rasters(tmp_path, command):

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import survey_files
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from viewer_files import scenes_of
 
-from pointup.errors import ConfigError, FileError
+from pointup.errors import ConfigError, DataError, FileError
 from pointup.io.cloud import PointCloud
 from pointup.io.files import write_points
 from pointup.visualization import viewer
@@ -189,6 +190,19 @@ def test_errors_are_distances_to_all_points_of_the_reference(tmp_path):
     # Although 600 points of the reference are shown.
     assert len(scene.layers[1].positions) == 600
     np.testing.assert_allclose(shown.channels["error"].values, expected, atol=1e-4)
+
+
+def test_a_scene_has_the_unit_of_its_files_and_none_where_they_have_several(tmp_path):
+    points = landscape(300)
+    files = {
+        name: [survey_files.write_las(tmp_path / f"{name}.las", points, system=system)]
+        for name, system in (("m", 32618), ("ft", 2994), ("mixed", "EPSG:2994+5703"))
+    }
+    units = {name: scene_of_files({name: paths}).unit for name, paths in files.items()}
+    assert units == {"m": "m", "ft": "ft", "mixed": ""}
+    assert scene_of_files(files).unit == ""
+    with pytest.raises(DataError, match=r"ft\.las: is in ft, .*m\.las in m"):
+        scene_of_files(files, "m")
 
 
 def test_a_scene_in_memory_has_both_directions_of_the_error():

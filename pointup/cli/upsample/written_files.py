@@ -195,16 +195,24 @@ def write_job_rasters(
     extents = {path: read_extent(path) for job in survey for path in (job.source, job.target)}
     for job in survey:
         with call.keeping_errors():
-            both = extents[job.source], extents[job.target]
-            low = np.min([extent.low for extent in both], axis=0)
-            high = np.max([extent.high for extent in both], axis=0)
+            own = corners = np.array([extents[job.source].low, extents[job.source].high])
+            if job.bounds is not None:
+                corners = corners.clip(job.bounds.low, job.bounds.high)
+            low = np.minimum(corners[0], extents[job.target].low)
+            high = np.maximum(corners[1], extents[job.target].high)
             try:
                 cells = aligned_cells(low, high, length_unit(job.source).of_metres(1.0))
             except DataError as error:
                 raise FileError(f"{job.source}: {error}") from None
             inside = job.target.relative_to(output) if job.target != output else Path(output.name)
             name = inside.name if stems[job.target.with_suffix("")] > 1 else inside.stem
-            own = both[0].low, both[0].high
+            overlapping = [
+                other
+                for other in survey
+                if other is not job
+                and (extents[other.source].low < own[1]).all()
+                and (extents[other.source].high > own[0]).all()
+            ]
             after = ["source", "target"] if with_sources else ["target"]
             for side, kinds in {"before": ["source"], "after": after}.items():
                 files = {
@@ -217,7 +225,7 @@ def write_job_rasters(
                     positions
                     for path, other in files.items()
                     for positions in _points_in(
-                        cells.bounds, path, other, None if other is job else own
+                        cells.bounds, path, other, own if other in overlapping else None
                     )
                 )
                 stem = (folder / inside).with_name(f"{name}_{side}")
@@ -227,7 +235,7 @@ def write_job_rasters(
 
 
 def _points_in(
-    area: Bounds, path: Path, job: Job, elsewhere: Sequence[np.ndarray] | None
+    area: Bounds, path: Path, job: Job, elsewhere: np.ndarray | None
 ) -> Iterator[np.ndarray]:
     """The points (n, 3) of a file of a job in an area, without noise; without those in the
     rectangle `elsewhere` (low, high), of another file that may have the same points."""
