@@ -556,18 +556,27 @@ def work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterato
                     stack.callback(shutil.rmtree, folder, ignore_errors=True)
                     remove(folder / "survey")
                     (folder / "survey").mkdir()
-                    _delete_unfinished(targets)
+                    _delete_unfinished(targets, folder)
                 path = str(folder / "survey")
         yield Path(workers.from_main(path))
 
 
-def _delete_unfinished(targets: Sequence[Path]) -> None:
-    """Delete the output files that a killed call was writing."""
+def _delete_unfinished(targets: Sequence[Path], own: Path) -> None:
+    """Delete the output files that a killed call was writing.
+
+    Raises FileError if there are any while another call, whose work directory is not `own`, works
+    in their folder: it may be writing them.
+    """
     for folder in {target.parent for target in targets}:
         names = {short_name(target) for target in targets if target.parent == folder}
         for path in folder.glob(".*.part"):
             of = UNFINISHED.fullmatch(path.name)
             if of and of[1] in names:
+                refusal = f"{folder / of[1]}: another call may be writing it; wait for its end"
+                for lock in folder.glob(".*.work/lock"):
+                    if lock.parent != own:
+                        with acquire_lock(lock, refusal):
+                            pass
                 path.unlink()
 
 
