@@ -235,6 +235,7 @@ def _read_obj_vertices(path: Path) -> PointCloud:
     rows, num_faces = [], 0
     with os_errors(path, "read"), path.open("rb") as stream:
         for line in stream:
+            line = line.lstrip()
             if line.startswith((b"v ", b"v\t")):
                 rows.append(line.split()[1:4])
             num_faces += line.startswith((b"f ", b"f\t"))

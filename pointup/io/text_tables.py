@@ -350,7 +350,7 @@ class TextWriter(ColumnWriter):
     """Writes a table with the layout of the file of `like`, if that has the same extension.
 
     Otherwise CSV has commas and a line of names. XYZ and TXT have blanks, and if there are
-    attributes, the names in a comment.
+    attributes, the names in a comment, as where columns are added to a file without names.
     """
 
     def __init__(
@@ -369,6 +369,8 @@ class TextWriter(ColumnWriter):
         written = dict(zip(column_names(names), names, strict=True))
         kept = [name for name in written if name in self.columns]
         order = dict.fromkeys([*kept, *self.columns])
+        if self.header.names_in == "nowhere" and len(order) > max(3, len(kept)):
+            self.header = replace(self.header, names_in="comment")
         self._titles = [written.get(name, name) for name in order]
         self.columns = {name: storable(self.columns[name]) for name in order}
 

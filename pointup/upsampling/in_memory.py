@@ -107,9 +107,10 @@ def upsample(
 
     Raises FileError for a path, for coordinates that are not (N, 3), not finite, masked, complex,
     bools, or 1e12 and more; DataError for fewer than two distinct points to upsample, for an
-    attribute of another length, and for `classes` if the cloud has no `classification`; ConfigError
-    for invalid options, for a ratio together with a density, for a `ground_density` without
-    heights, and for a device that can't be used; ModelError if the model can't be loaded.
+    attribute of another length or of objects, and for `classes` if the cloud has no
+    `classification`; ConfigError for invalid options, for a ratio together with a density, for a
+    `ground_density` without heights, and for a device that can't be used; ModelError if the model
+    can't be loaded.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
@@ -146,6 +147,9 @@ def upsample(
     check_positions(cloud.positions, "points")
     check_magnitudes(cloud.positions, "points")
     for name, values in cloud.attributes.items():
+        if not isinstance(values, np.ndarray) or values.dtype.kind in "OMm":
+            kind = getattr(values, "dtype", type(values).__name__)
+            raise DataError(f"points: {name} is of type {kind}; give an array of numbers")
         if np.shape(values)[:1] != (len(cloud),):
             raise DataError(
                 f"points: {name} has shape {np.shape(values)} for {len(cloud)} points; give one "

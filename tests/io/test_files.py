@@ -96,6 +96,21 @@ def test_vertices_of_a_mesh_file_are_read_as_points(tmp_path, encoding):
     assert np.array_equal(read_points(path).positions, box.vertices)
     box.export(tmp_path / "a.obj")
     assert np.allclose(read_points(tmp_path / "a.obj").positions, box.vertices)
+    indented = (tmp_path / "a.obj").read_text().replace("v ", "  v ")
+    (tmp_path / "a.obj").write_text(indented)
+    assert np.allclose(read_points(tmp_path / "a.obj").positions, box.vertices)
+
+
+def test_columns_that_are_added_to_a_table_without_names_have_names(tmp_path):
+    (tmp_path / "a.xyz").write_text("0 0 0 7\n1 2 3 8\n")
+    cloud = read_points(tmp_path / "a.xyz")
+    write_points(tmp_path / "same.xyz", cloud)
+    assert (tmp_path / "same.xyz").read_text()[0] != "#"
+    cloud.attributes["uncertainty"] = np.array([0.5, 0.25])
+    write_points(tmp_path / "more.xyz", cloud)
+    read = read_points(tmp_path / "more.xyz")
+    assert read.attributes.keys() == {"column_4", "uncertainty"}
+    assert read.attributes["uncertainty"].tolist() == [0.5, 0.25]
 
 
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".npy"])

@@ -82,6 +82,12 @@ def masked_sheet() -> np.ma.MaskedArray[Any, Any]:
         (torch.from_numpy(sheet(60) + 1j), {}, FileError, "^points: complex coordinates"),
         ((sheet(60) + 1j).tolist(), {}, FileError, "^points: complex coordinates"),
         (
+            PointCloud(sheet(60), {"time": np.zeros(60, dtype="datetime64[s]")}),
+            {},
+            DataError,
+            r"^points: time is of type datetime64\[s\]; give an array of numbers",
+        ),
+        (
             PointCloud(sheet(60), {"height": np.zeros(59)}),
             {},
             DataError,

@@ -92,8 +92,8 @@ def test_a_note_names_denoise_where_a_shape_is_noisy(noise, options, has_note, n
     assert len(notes) == has_note
     for line in notes:
         found = re.fullmatch(
-            r"note: the points look noisy, by about (.+) spacings, (.+)% of the radius: if they "
-            r"are, --model noisy --denoise is better(; if these are plants, .+)?",
+            r"note: .+: the points look noisy, by about (.+) spacings, (.+)% of the radius: if "
+            r"they are, --model noisy --denoise is better(; if these are plants, .+)?",
             line,
         )
         assert found and float(found[1]) == pytest.approx(0.25, rel=0.2)

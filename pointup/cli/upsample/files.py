@@ -327,7 +327,7 @@ def notes_on_input(
         notes.append(_of_synthetic(jobs, found.num_synthetic))
     share = found.num_vegetation / max(1, int(store.num_taken.sum()))
     if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
-        notes.append(f"{share:.0%} of the points are vegetation: try --model forest")
+        notes.append(f"{_name(jobs)}: {share:.0%} of the points are vegetation: try --model forest")
     if jobs[0].model in ("shapes", "noisy") and not options.above_ground:
         noise = scatter_of(store)
         keeps = jobs[0].model == "shapes" or options.originals
@@ -345,7 +345,7 @@ def notes_on_input(
         if note:
             of_radius = noise.share_of_radius(store)
             by = f"by about {noise.in_spacings:.2g} spacings, {of_radius:.1%} of the radius"
-            notes.append("the points " + note.format(by))
+            notes.append(f"{_name(jobs)}: the points " + note.format(by))
     return notes
 
 
