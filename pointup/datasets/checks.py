@@ -159,10 +159,13 @@ NUM_READ = 32
 """Pairs of a split whose coordinates are looked at."""
 COARSE_STEP = 0.2
 """Rounding to a larger share of the point spacing changes the shape of a cloud."""
+LARGEST_SCALE = 2.0
+"""Of the longest sides of source and target; a foot is 3.3 times as short as a metre."""
 
 
 def notes_on_pairs(samples: Samples) -> list[str]:
-    """Notes on pairs whose sides may be exchanged, or whose coordinates were rounded.
+    """Notes on pairs whose sides may be exchanged or in different units, or whose coordinates were
+    rounded.
 
     Up to `NUM_READ` pairs are read.
     """
@@ -172,12 +175,20 @@ def notes_on_pairs(samples: Samples) -> list[str]:
         notes.append(
             "the target is sparser than the source in half of the pairs; are they swapped?"
         )
-    steps = []
+    steps, scales = [], []
     for row in np.linspace(0, len(samples) - 1, min(NUM_READ, len(samples))).round().astype(int):
         if samples.value("reason", row) is None:
             with contextlib.suppress(UnreadableSample):
                 clouds = samples.points(row)
                 steps.append(max(coarse_step(clouds[c]) for c in ("source", "target")))
+                sides = [np.ptp(clouds[c], axis=0).max() for c in ("source", "target")]
+                scales.append(sides[1] / max(sides[0], 1e-30))
+    scale = float(np.median(scales)) if scales else 1.0
+    if not 1 / LARGEST_SCALE <= scale <= LARGEST_SCALE:
+        notes.append(
+            f"the target is {scale:.3g} times as wide as the source in half of the pairs; are both "
+            "in the same unit?"
+        )
     if steps and np.median(steps) > 0:
         notes.append(
             f"coordinates are rounded to {np.median(steps):.3g}, coarse beside the spacing of the "

@@ -34,13 +34,15 @@ logger = logging.getLogger(__name__)
 
 
 def source_of_split(
-    label: str, split: str, lengths: dict[str, int], draws_validation: bool = True
+    label: str, split: str, tables: dict[str, SampleTable], draws_validation: bool = True
 ) -> tuple[str, np.ndarray | None]:
     """The stored split that holds `split`, and the rows of it that do; None for all.
 
-    `lengths` has the number of samples of each stored split. Without `draws_validation`, no rows of
-    `train` are held out for a missing split `validation`. Raises DataError for an unknown split.
+    `tables` has the sample table of each stored split. Without `draws_validation`, no rows of
+    `train` are held out for a missing split `validation`; samples that can't be used only if all
+    are such. Raises DataError for an unknown split.
     """
+    lengths = {name: len(table) for name, table in tables.items()}
     if split not in lengths and not (split == "validation" and "train" in lengths):
         raise DataError(f"{label}: no split {split!r}; there are: {', '.join(lengths)}")
     if "validation" in lengths or split not in ("train", "validation"):
@@ -54,7 +56,9 @@ def source_of_split(
             f"{label}: one sample can't be split into training and validation; add a validation "
             "split, or train on it together with a dataset that has one"
         )
-    held_out = np.sort(np.random.default_rng(0).permutation(number)[:num_held_out])
+    order = np.random.default_rng(0).permutation(number)
+    is_bad = np.isin(order, tables["train"].unusable())
+    held_out = np.sort(order[is_bad.argsort(kind="stable")][:num_held_out])
     if split == "train":
         return split, np.setdiff1d(np.arange(number), held_out)
     if num_held_out:
@@ -151,8 +155,7 @@ def open_samples(
     """
     label = str(path_or_hub_id)
     tables = {each.name: _table(each, label) for each in _stored_splits(path_or_hub_id)}
-    lengths = {name: len(table) for name, table in tables.items()}
-    source, rows = source_of_split(label, split, lengths, draws_validation)
+    source, rows = source_of_split(label, split, tables, draws_validation)
     return Samples(tables[source], rows)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
+from pointup.datasets.checks import notes_on_pairs
 from pointup.datasets.held_out import rows_held_out_elsewhere
 from pointup.datasets.opening import open_together
 from pointup.datasets.packing import checksum_of_sizes
@@ -73,6 +74,16 @@ class TrainingData:
                 f"the dataset has changed since the checkpoint ({', '.join(differing)}): restore "
                 "it, or start a new run in another --output-dir"
             )
+
+    def notes(self) -> list[str]:
+        """`notes_on_pairs` of the training pairs of each dataset; reads some of them."""
+        samples = self.train.samples
+        parts = samples.parts if isinstance(samples, JoinedSamples) else (samples,)
+        return [
+            f"{source.label}: {text}"
+            for source, part in zip(self.sources, parts, strict=True)
+            for text in notes_on_pairs(part)
+        ]
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ FEWEST_PARTS = 16
 SIGNIFICANCE = 0.05
 """Largest probability by which an evaluation may find a model better that is as good as the
 initial one. One that is worse passes more rarely."""
+LEAST_GAIN = 0.0005
+"""Share by which a model must be better: a smaller one would be reported as -0.0 %."""
 WORSE_BY = 0.01
 """Share by which a figure must be worse to be named."""
 
@@ -85,17 +87,21 @@ def chamfer_of_parts(
 def is_better(model: MeasuredModel, other: MeasuredModel) -> bool:
     """Whether a model is better than the other by more than noise.
 
-    This is a one-sided paired t-test of the parts of the pairs that both have, at `SIGNIFICANCE`.
-    One part shows nothing.
+    This is a one-sided paired t-test of the parts of the pairs that both have, at `SIGNIFICANCE`,
+    of a gain of at least `LEAST_GAIN`. One part shows nothing.
     """
     from scipy.stats import ttest_1samp  # Takes half a second to import.
 
-    both = model["parts"].keys() & other["parts"].keys()
-    differences = np.concatenate(
-        [np.subtract(model["parts"][pair], other["parts"][pair]) for pair in sorted(both)] or [[]]
+    both = sorted(model["parts"].keys() & other["parts"].keys())
+    own, others = (
+        np.concatenate([np.empty(0), *(each["parts"][pair] for pair in both)])
+        for each in (model, other)
     )
-    if len(differences) < 2 or not np.ptp(differences):
-        return bool(len(differences) > 1 and differences[0] < 0)
+    differences = own - others
+    if len(differences) < 2 or differences.mean() > -LEAST_GAIN * others.mean():
+        return False
+    if not np.ptp(differences):
+        return True
     return bool(ttest_1samp(differences, 0, alternative="less").pvalue < SIGNIFICANCE)
 
 

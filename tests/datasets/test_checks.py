@@ -203,3 +203,27 @@ def test_swapped_sides_and_rounded_coordinates_are_noted(tmp_path):
         notes = notes_on_pairs(open_samples(tmp_path / name, "train"))
         assert ("swapped" in " ".join(notes)) == (name == "swapped")
         assert "coordinates are rounded to 0.25, coarse beside" in notes[-1]
+
+
+def test_sides_in_different_units_are_noted(tmp_path):
+    source, target = cloud(60), cloud(240, 1)
+    for name, scale in (("same", 1.0), ("feet", 3.28), ("metres", 0.3048)):
+        pair = Pair(name, source, target * np.float32(scale))
+        write_pairs([pair] * 3, [pair], tmp_path / name, {})
+        notes = " ".join(notes_on_pairs(open_samples(tmp_path / name, "train")))
+        assert ("same unit" in notes) == (name != "same")
+
+
+def test_no_bad_sample_is_held_out_while_there_are_good_ones(tmp_path):
+    def rows_of(split: str, bad: set[int]) -> list[int]:
+        sides = {"source": [cloud(20).tolist()] * 9, "target": [cloud(80).tolist()] * 9}
+        sides["source"] = [[[np.nan] * 3] if i in bad else x for i, x in enumerate(sides["source"])]
+        Dataset.from_dict(sides).save_to_disk(tmp_path / "data")
+        samples = open_samples(tmp_path / "data", split)
+        return [int(samples.name(row).removeprefix("sample_")) for row in range(len(samples))]
+
+    (held_out,) = rows_of("validation", set())
+    (other,) = rows_of("validation", {held_out})
+    assert other != held_out
+    assert rows_of("train", {held_out}) == [row for row in range(9) if row != other]
+    assert rows_of("validation", set(range(9))) == [held_out]

@@ -59,6 +59,7 @@ def test_noise_hardly_ever_makes_a_model_better_and_a_small_steady_gain_does():
     assert np.mean([is_better(gain, before) for gain in gains]) > 0.95
     assert is_better(measured(level - 0.001), before)
     assert not is_better(before, before)
+    assert not is_better(measured(level * 0.9999), before), "a gain of 0.01 %"
     one = measured(np.array([[1.0]]))
     assert not is_better(measured(np.array([[0.5]])), one), "one part shows nothing"
 

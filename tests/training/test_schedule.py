@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,9 +189,13 @@ def test_the_plan_names_model_precision_and_only_a_scaling_that_there_is(
     accelerator: Any = SimpleNamespace(
         device=torch.device("cpu"), mixed_precision=mixed_precision, num_processes=1
     )
-    data: Any = SimpleNamespace(description="pairs, 64 for training", left_out=[])
+    data: Any = SimpleNamespace(
+        description="pairs, 64 for training", left_out=[], notes=lambda: ["are they swapped?"]
+    )
     config = TrainConfig(token_budget=1000, **options)
     monitor = Monitor(accelerator, config, data, Progress())
     text = monitor.plan_text(schedule(**options), num_weights=1000, checkpoint=None)
-    rows = dict(line.split("  ", 1) for line in text.splitlines())
-    assert rows[row].strip() == shown
+    *table, note = text.splitlines()
+    rows = dict(line.split("  ", 1) for line in table)
+    assert rows[row].strip() == shown and note == "Note: are they swapped?"
+    assert "Note:" not in monitor.plan_text(schedule(**options), 1000, Path("step_3"))

@@ -211,7 +211,7 @@ class Monitor:
 
     def plan_text(self, schedule: RunSchedule, num_weights: int, checkpoint: Path | None) -> str:
         """The table at the start of a run: data, device, token budget, steps, learning rate;
-        followed by excluded samples and the checkpoint, if any."""
+        followed by excluded samples, and by the checkpoint or notes on the data."""
         config, data, accelerator = self.config, self.data, self.accelerator
         sampler, device = schedule.sampler, accelerator.device
         mixed = accelerator.mixed_precision
@@ -234,8 +234,11 @@ class Monitor:
         left_out = [f"Left out: {line}" for line in data.left_out[:MAX_NAMED]]
         if len(data.left_out) > MAX_NAMED:
             left_out.append(f"Left out: {len(data.left_out) - MAX_NAMED:,} more samples")
-        continued = [f"Continuing from {checkpoint}."] if checkpoint else []
-        return "\n".join([plan_table(table), *left_out, *continued])
+        if checkpoint:
+            rest = [f"Continuing from {checkpoint}."]
+        else:
+            rest = [f"Note: {text}" for text in data.notes()]
+        return "\n".join([plan_table(table), *left_out, *rest])
 
 
 def curves_of(figures: Mapping[str, float], share: float | None) -> dict[str, float]:
