@@ -18,7 +18,7 @@ import tyro
 
 import pointup
 from pointup.cli.input_files import check_inputs
-from pointup.errors import PointupError
+from pointup.errors import ConfigError, PointupError
 from pointup.option_help import with_option_help
 from pointup.processes import stopping_as_interrupts
 from pointup.progress import heartbeat
@@ -53,6 +53,8 @@ LINES = {
     "bench": "Measure the speed of this machine.",
 }
 """Lines of `pointup --help` for commands whose own first lines are longer."""
+IN_ONE_PROCESS = ("prepare", "evaluate")
+"""Commands that several processes would all run in full, and whose files they would all write."""
 TYRO_CONFIG = (
     tyro.conf.OmitArgPrefixes,
     tyro.conf.OmitSubcommandPrefixes,
@@ -122,6 +124,11 @@ def _run(args: Sequence[str]) -> int:
         return run_train(args[1:])
     command = parse(args or ["--help"])
     escape_output()
+    if args[0] in IN_ONE_PROCESS and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"`pointup {args[0]}` runs in one process; start it without `accelerate launch`, or "
+            "unset WORLD_SIZE"
+        )
     check_inputs(command)
     shown = heartbeat(f"pointup {args[0]}") if os.environ.get("RANK", "0") == "0" else nullcontext()
     # A stopped call leaves neither an incomplete file nor anything in the temporary folder.

@@ -118,13 +118,15 @@ def reliability(
     }
 
 
-def describe_reliability(found: Reliability) -> list[str]:
-    """`reliability` in a line; none without figures."""
+def describe_reliability(found: Reliability, *, of_surface: bool) -> list[str]:
+    """`reliability` in a line; none without figures. `of_surface`: distances are to true surfaces,
+    otherwise `distances_beyond` a target."""
     if not found:
         return []
     shares = " ".join(f"{share:.0f}" for share in np.asarray(found["within_by_decile"]))
+    beyond = "" if of_surface else ", beyond what measured points around are off,"
     return [
-        f"uncertainty: {found['within']:.1f} % of the new points are within it (should be 90), by "
-        f"decile of it {shares}; mean distance of the last decile {found['sharpness']:.3g} times "
-        "that of the first"
+        f"uncertainty: {found['within']:.1f} % of the new points are within it (should be 90)"
+        f"{beyond or ','} by decile of it {shares}; mean distance of the last decile "
+        f"{found['sharpness']:.3g} times that of the first"
     ]

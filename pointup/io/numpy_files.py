@@ -19,6 +19,7 @@ from pointup.io.cloud import (
     PointCloud,
     PointWriter,
     as_positions,
+    warn_once,
 )
 
 POSITION_KEYS = ("positions", "pos", "points", "xyz")
@@ -49,7 +50,7 @@ def read_npy(path: Path) -> PointCloud:
 def read_npz(path: Path) -> PointCloud:
     """Read positions, stored under one of `POSITION_KEYS`, and numeric arrays of the same length.
 
-    Other arrays are not read.
+    Other arrays are not read; a warning names those.
     """
     with _numpy_errors(path), ZipFile(path) as archive:
         members = [name for name in archive.namelist() if name.endswith(".npy")]
@@ -68,6 +69,11 @@ def read_npz(path: Path) -> PointCloud:
             if name == key or (shape[:1] == number and dtype.kind in "biuf")
         }
         check_expansion(path, sum(selected.values()))
+        if others := headers.keys() - selected:
+            warn_once(
+                f"{path}: arrays that have no number for each point are dropped: "
+                f"{', '.join(sorted(others))}"
+            )
         for name in selected:
             with archive.open(f"{name}.npy") as member:
                 arrays[name] = np.lib.format.read_array(member, allow_pickle=False)

@@ -102,7 +102,8 @@ def upsample(
         classes: upsample only points of these classes, and copy the others.
         include_noise: upsample noise and withheld points, too.
         uncertainty: give a `PointCloud` the attribute `uncertainty`.
-        seed: breaks ties between equally good candidates.
+        seed: of the order in which candidates are compared; another one gives other new points
+            that are as good.
         device: by default an accelerator if there is one, else the CPU.
 
     Raises FileError for a path, for coordinates that are not (N, 3), not finite, masked, complex,

@@ -53,7 +53,7 @@ class UpsampleOptions:
     uncertainty: bool = True
     """Give new points their uncertainty as an attribute, if the model predicts it."""
     seed: int = 0
-    """Breaks ties between equally good candidates."""
+    """Of the order in which candidates are compared."""
 
     def __post_init__(self) -> None:
         lengths = ("density", "max_distance", "max_uncertainty")

@@ -151,3 +151,11 @@ def test_without_a_reader_of_stdout_a_failed_command_still_fails(monkeypatch, ca
     with without_reader():
         assert cli.main(["inspect", "x"]) == 1
     assert capsys.readouterr().err == "pointup: error: x.laz: bad\n"
+
+
+@pytest.mark.parametrize("command", ["prepare", "evaluate"])
+def test_commands_for_one_process_refuse_several(command, monkeypatch, capsys):
+    words = {"prepare": ["default", "-o", "x"], "evaluate": ["shapes", "--meshes", "x"]}[command]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main([command, *words]) == 1
+    assert f"`pointup {command}` runs in one process" in capsys.readouterr().err

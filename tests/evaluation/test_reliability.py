@@ -100,8 +100,11 @@ def test_the_figures_are_those_of_the_new_points_of_a_cloud():
     found = reliability([measured_uncertainty(cloud, source)])
     assert found["within_by_decile"] == pytest.approx([0] * 5 + [100] * 5, abs=4)
     assert found["within"] == pytest.approx(50, abs=2)
-    assert "% of the new points are within it (should be 90)" in describe_reliability(found)[0]
-    assert describe_reliability(reliability([measured_uncertainty(PointCloud(new), source)])) == []
+    for of_surface, rest in ((True, ","), (False, ", beyond what measured points around are off,")):
+        (line,) = describe_reliability(found, of_surface=of_surface)
+        assert f"% of the new points are within it (should be 90){rest} by decile" in line
+    nothing = reliability([measured_uncertainty(PointCloud(new), source)])
+    assert describe_reliability(nothing, of_surface=True) == []
 
 
 def test_deciles_are_those_of_a_loop():

@@ -215,10 +215,13 @@ def test_text_may_have_comments_of_two_slashes(tmp_path, text, names):
         assert (tmp_path / "b.txt").read_text().splitlines()[0] == text.splitlines()[0]
 
 
-def test_arrays_of_an_npz_that_are_no_columns_of_numbers_are_not_read(tmp_path):
+def test_arrays_of_an_npz_that_are_no_columns_of_numbers_are_dropped_with_a_warning(
+    tmp_path, caplog
+):
     others = {"kinds": np.array([{}, 3]), "longer": np.zeros(9), "i": np.arange(2)}
     np.savez_compressed(tmp_path / "a.npz", positions=np.ones((2, 3)), **others)
     assert list(read_points(tmp_path / "a.npz").attributes) == ["i"]
+    assert "no number for each point are dropped: kinds, longer" in caplog.text
 
 
 def test_a_symbolic_link_is_followed_and_kept(tmp_path):

@@ -209,7 +209,7 @@ def report(
             describe_model(options.model, upsampler),
         ]
     heading += [*beside_baselines(rows, METHODS), *gap_closed(rows, METHODS)]
-    heading += describe_reliability(found)
+    heading += describe_reliability(found, of_surface=False)
     titled = {name.replace("_", " "): figures for name, figures in rows.items()}
     tables = tables_of("", metrics, titled, scale)
     remarks = worse_than_source(rows, metrics, METHODS)

@@ -95,6 +95,7 @@ def evaluate(options: EvaluatedPairs) -> int:
     )
     measured: list[MeasuredPair] = []
     trusted: list[tuple[np.ndarray, np.ndarray]] = []
+    have_surfaces = True
     for keys in tracked(plan, len(pairs), "measuring", "pairs", size=len):
         batch = collate([pairs[key] for key in keys])
         bad += [BadSample(*fault) for fault in batch.faults]
@@ -104,6 +105,7 @@ def evaluate(options: EvaluatedPairs) -> int:
         indices = batch.index.tolist()
         files = [samples.surface(i) for i in indices]
         surfaces = [Surface.load(file) if file else None for file in files]
+        have_surfaces &= all(files)
         vertical = [samples.is_vertical(i) for i in indices]
         ratio = training_ratio(batch, options.ratio, options.max_ratio)
         made: list[PointCloud] = []
@@ -123,7 +125,7 @@ def evaluate(options: EvaluatedPairs) -> int:
     if not measured:
         raise DataError(f"{options.dataset}: no {options.split} pair can be read: {bad[-1].reason}")
     reliable = reliability(trusted)
-    report(options, measured, bad, unit, upsampler, reliable)
+    report(options, measured, bad, unit, upsampler, reliable, have_surfaces)
     if options.picture is not None or options.view is not None:
         show(options, pairs, measured, unit, upsampler, reliable)
     return 0
@@ -150,6 +152,7 @@ def report(
     unit: LengthUnit,
     upsampler: Upsampler | None,
     found: Reliability,
+    have_surfaces: bool,
 ) -> None:
     metrics = pair_metrics(unit)
     in_order = [pair.rows for pair in measured]
@@ -167,7 +170,7 @@ def report(
         *beside_baselines(means, ["model"]),
         *notes_on_ratios(measured),
         *notes_on_gap(measured),
-        *describe_reliability(found),
+        *describe_reliability(found, of_surface=have_surfaces),
     ]
     share, score = None, None
     # The source of a pair may be all of its target.

@@ -94,7 +94,7 @@ def evaluate(options: Shapes) -> int:
         f"{len(names)} shapes{_source(options)}",
         *([_describe_sizes(sizes)] if sizes else []),
         f"{describe_model(options.model, upsampler)}{denoised}; protocol {options.protocol}",
-        *describe_reliability(found),
+        *describe_reliability(found, of_surface=True),
         *_notes(each, num_subsets, num_other_sizes),
         *(
             f"{kind} in another frame than their truth: {len(found)}, the first {found[0]}; P2F, "

@@ -121,7 +121,7 @@ class Upsample:
     """Candidates of a second pass for each point that is kept, 1 to 8. 1 is fast; 4 takes five to
     six times as long and fills more holes. By default the model's own value."""
     seed: int = 0
-    """Seed to break ties between equally good candidates."""
+    """Seed of the order in which candidates are compared: another one gives other new points."""
     tile: Annotated[float | None, optional("LENGTH")] = None
     """Side length of the tiles that are processed at a time, in the unit of the file. It changes
     memory use and speed only. By default tiles have at most 65,536 points."""
