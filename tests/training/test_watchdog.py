@@ -7,6 +7,7 @@ import os
 import platform
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +108,43 @@ def test_processes_that_all_wait_for_each_other_are_a_hang():
 def test_a_process_without_heartbeat_is_a_hang_where_it_waits_too():
     assert is_hung((WORKS, 2, 0), (WAITS, 301, 301))
     assert not is_hung((WORKS, 2, 0), (WAITS, 299, 299))
+
+
+class SharedStore(dict[str, str]):
+    """A store that two processes share."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[str]:
+        return [self[key] for key in keys]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_process_that_ended_hangs_no_other_unless_it_failed(monkeypatch, fails):
+    store = SharedStore()
+    ended: list[str] = []
+    monkeypatch.setattr(watchdog, "connect_store", lambda: store)
+    accelerators: list[Any] = [
+        SimpleNamespace(process_index=rank, num_processes=2, wait_for_everyone=lambda: None)
+        for rank in range(2)
+    ]
+    first, second = (Watchdog(each, hang_timeout=0.5) for each in accelerators)
+    monkeypatch.setattr(first, "end", lambda seen, now: ended.append("hung"))
+    monkeypatch.setattr(second, "end", lambda seen, now: None)
+    store.set(second.key("heartbeat"), json.dumps(second.heartbeat()))
+    with first:
+        with suppress(ZeroDivisionError), second:
+            time.sleep(0.2)
+            if fails:
+                raise ZeroDivisionError
+        for _ in range(15):
+            first.enter_phase("calibration")
+            time.sleep(0.1)
+    assert bool(ended) == fails
 
 
 class SlowStore(VanishingStore):

@@ -29,6 +29,8 @@ SECONDS_FOR_STACKS = 3.0
 """Time in which the other processes can post their stacks."""
 WAITING_PHASES = ("reduction", "gathering the evaluation", "waiting for the checkpoint")
 """Phases in which a process waits for the others; it doesn't cause a hang there."""
+ENDED = "ended"
+"""Phase of a process that has finished its part of the run, and posts no more heartbeats."""
 
 
 class Heartbeat(NamedTuple):
@@ -94,6 +96,8 @@ class Watchdog:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.enter_phase(ENDED)
         self.closed.set()
         # A thread that the interpreter's end interrupts in a call to the store aborts the process.
         deadline = time.monotonic() + STORE_SECONDS
@@ -126,6 +130,9 @@ class Watchdog:
                 seen = {}
             woke = time.monotonic()
             for rank, heartbeat in (self.received | {self.rank: self.heartbeat()}).items():
+                if heartbeat.phase == ENDED:  # The main process may still calibrate the model.
+                    seen.pop(rank, None)
+                    continue
                 known, heartbeat_at, phase_at = seen.get(rank, (heartbeat, woke, woke))
                 seen[rank] = Observation(
                     heartbeat,
@@ -136,13 +143,16 @@ class Watchdog:
                 self.end(seen, woke)
 
     def exchange(self) -> None:
-        """Post the heartbeat of this process and read those of all, until the store is gone.
+        """Post the heartbeat of this process and read those of all, until the store is gone, and
+        once more at the end.
 
         This runs in its own thread: if the host of the store loses power, a call to the store
         never returns, whatever its timeout.
         """
         assert self.store is not None
-        while not self.closed.wait(self.interval):
+        is_closed = False
+        while not is_closed:
+            is_closed = self.closed.wait(self.interval)
             try:
                 self.store.set(self.key("heartbeat"), json.dumps(self.heartbeat()))
                 texts = self.store.multi_get([self.key("heartbeat", rank) for rank in self.ranks])
