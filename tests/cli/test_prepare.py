@@ -261,6 +261,18 @@ def test_other_files_are_never_replaced(surveys):
     assert (keep / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("folder", [".", "..", "/proc"])
+def test_a_folder_that_can_not_be_replaced_is_refused_before_the_work(
+    folder, surveys, monkeypatch, capsys
+):
+    (surveys / "here").mkdir()
+    monkeypatch.chdir(surveys / "here")
+    monkeypatch.setattr(newdataset, "call_each", None)
+    assert run("thin", surveys / "dense", "-o", folder, "--overwrite") == 1
+    error = capsys.readouterr().err
+    assert error.endswith(f"{folder}: can't be replaced as a whole; name a folder in it\n")
+
+
 def test_an_interrupt_leaves_the_old_dataset_and_nothing_else(surveys, monkeypatch):
     out, dense = surveys / "out", surveys / "dense_in_one.npy"
     assert run("thin", dense, "--tile", 20, "-o", out) == 0

@@ -83,6 +83,8 @@ class OutputDirectory:
             return
         if not self.output.is_dir():
             raise FileError(f"{self.output}: is a file; name a directory")
+        if self.output.is_mount() or Path.cwd().is_relative_to(self.output.resolve()):
+            raise FileError(f"{self.output}: can't be replaced as a whole; name a folder in it")
         if not any(self.output.iterdir()):
             return
         if not self.overwrite:
