@@ -156,6 +156,19 @@ def os_errors(path: Path, verb: Literal["read", "written"]) -> Iterator[None]:
         raise FileError(f"{path}: can't be {verb}: {error.strerror or error}") from error
 
 
+@contextmanager
+def scratch_errors(path: Path) -> Iterator[None]:
+    """Name the scratch file in an OSError of the block. It stays an OSError, which ends the command
+    where a FileError would leave out an input."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{path}: can't be written: {error.strerror or error}; free space on its disk, then "
+            "run the same command again"
+        ) from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, as UTF-8. Raises FileError if it can't be written."""
     with os_errors(path, "written"), written_whole(path) as part:

@@ -27,7 +27,7 @@ from pointup.datasets.survey_tiles import (
     sort_file,
     split_tiles,
 )
-from pointup.disk import write_text, written_whole
+from pointup.disk import scratch_errors, written_whole
 from pointup.errors import FileError, PointupError
 from pointup.geometry.grids import without_holes
 from pointup.io.extents import FileExtent
@@ -439,16 +439,18 @@ def sort_into(
                     f"{extent.low[0]:.10g} to {extent.high[0]:.10g}, y from {extent.low[1]:.10g} "
                     f"to {extent.high[1]:.10g}; repair the header"
                 )
-            np.savez(
-                staging / "tiles.npz",
-                xy=found.tile_xy,
-                num=found.num_points,
-                low=low,
-                high=high,
-                noise=np.array(found.num_noise),
-            )
+            with scratch_errors(folder):
+                np.savez(
+                    staging / "tiles.npz",
+                    xy=found.tile_xy,
+                    num=found.num_points,
+                    low=low,
+                    high=high,
+                    noise=np.array(found.num_noise),
+                )
     except PointupError as error:
-        write_text(folder, str(error))
+        with scratch_errors(folder), written_whole(folder) as part:
+            part.write_text(str(error), encoding="utf-8")
 
 
 def make_region(

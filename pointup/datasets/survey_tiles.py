@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.disk import os_errors
+from pointup.disk import scratch_errors
 from pointup.errors import DataError
 from pointup.io.cloud import PointCloud, is_noise, is_synthetic
 from pointup.io.files import iter_points
@@ -136,7 +136,7 @@ def sort_file(
             ]
             path_of_block = _block_file(folder, (x, y))
             # Not `tofile`, which does not say that a disk is full.
-            with os_errors(path_of_block, "written"), path_of_block.open("ab") as file:
+            with scratch_errors(path_of_block), path_of_block.open("ab") as file:
                 file.write(points[np.concatenate(index)].tobytes())
     if num_noise and len(tile_xy) == 1:
         raise DataError(f"{path}: all {num_noise:,} points are noise, withheld or synthetic")

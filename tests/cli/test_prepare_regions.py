@@ -19,7 +19,7 @@ from datasets import load_from_disk
 from survey_files import write_las
 
 from pointup.cli.main import main
-from pointup.datasets import block_pairs, pair_writer, regions
+from pointup.datasets import block_pairs, pair_writer, regions, survey_tiles
 from pointup.datasets.opening import open_samples
 from pointup.datasets.regions import is_held_out
 
@@ -266,6 +266,25 @@ def test_a_file_that_can_not_be_used_is_named_once_and_the_rest_is_prepared(
     names = load_from_disk(tmp_path / "pairs")["train"]["name"]
     assert not any(name.startswith("tile_100015_80001") for name in names)
     assert len(names) > 400
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_full_disk_ends_the_command_and_leaves_out_no_input(
+    is_large, surveys, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(regions, "LARGE_BYTES", 0 if is_large else 10**9)
+    real, written = survey_tiles._block_file, []
+
+    def full_once(folder: Path, block_xy: tuple[int, int]) -> Path:
+        written.append(block_xy)
+        return Path("/dev/full") if len(written) == 5 else real(folder, block_xy)
+
+    monkeypatch.setattr(survey_tiles, "_block_file", full_once)
+    assert thin(surveys, tmp_path / "pairs") == 1
+    error = capsys.readouterr().err
+    assert "error: /dev/full: can't be written: No space left on device; free space" in error
+    assert "left out" not in error
+    assert not (tmp_path / "pairs").exists()
 
 
 def test_a_small_survey_is_not_sharded(surveys, tmp_path, monkeypatch, capsys):
