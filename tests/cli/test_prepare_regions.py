@@ -21,7 +21,9 @@ from survey_files import write_las
 from pointup.cli.main import main
 from pointup.datasets import block_pairs, pair_writer, regions, survey_tiles
 from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_writer import read_part
 from pointup.datasets.regions import is_held_out
+from pointup.errors import FileError
 
 WIDTH = 50.0
 
@@ -131,6 +133,33 @@ def test_an_interrupted_command_continues_to_the_same_bytes(
     assert "continuing: 4 of" in capsys.readouterr().err
     assert same_files(output, undisturbed)
     assert not list(tmp_path.glob(".*")), "nothing is left"
+
+
+def test_a_continued_command_reads_again_what_could_not_be_read(
+    surveys, undisturbed, tmp_path, monkeypatch
+):
+    output = tmp_path / "pairs"
+    real_points, real_part, made = survey_tiles.iter_points, block_pairs.write_part, []
+
+    def lost(path: Path, **options: object) -> Iterator[object]:
+        if path.name == "0.las":
+            raise FileError(f"{path}: can't be read: Stale file handle")
+        return real_points(path, **options)  # type: ignore[arg-type]
+
+    def interrupted_part(folder: Path, *rest: object) -> None:
+        made.append(folder)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        real_part(folder, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(survey_tiles, "iter_points", lost)
+        patch.setattr(block_pairs, "write_part", interrupted_part)
+        assert prepare(surveys, output) == 130
+    (parts,) = tmp_path.glob(".pairs-unfinished/parts")
+    assert any(read_part(part).facts["left_out"] for part in parts.iterdir())
+    assert prepare(surveys, output) == 0
+    assert same_files(output, undisturbed)
 
 
 def test_thinning_by_regions_gives_the_pairs_of_thinning_at_once(surveys, tmp_path, monkeypatch):

@@ -170,10 +170,13 @@ class Making:
             )
 
     def remove_stale(self, is_resumable: bool) -> None:
-        """Remove what a killed process left, but for parts and sorted files that are complete.
+        """Remove what a killed process left, but for parts and sorted files that are complete and
+        leave out no input: one that could not be read then may be readable now.
 
         Raises ConfigError for such parts if this call can't continue from them.
         """
+        from pointup.datasets.pair_writer import read_part
+
         if not is_resumable and self.has_parts():
             raise ConfigError(
                 f"{self.scratch}: holds the unfinished dataset of another command; delete it, or "
@@ -187,6 +190,12 @@ class Making:
             folder.mkdir(exist_ok=True)
             for path in folder.glob(".*"):
                 remove(path)
+        for path in (self.scratch / "sorted").iterdir():
+            if path.is_file():
+                remove(path)
+        for path in self.parts.glob("*/part.json"):
+            if read_part(path.parent).facts["left_out"]:
+                remove(path.parent)
 
     def write(
         self,
