@@ -183,7 +183,8 @@ class RunSchedule:
     def samples_to_validate(self, sizes: np.ndarray) -> list[int]:
         """Indices of validation samples of `sizes` tokens; a token of them takes about as long as
         one in training."""
-        trained = self.eval_every * int(self.sampler.sizes.sum()) / self.sampler.num_steps
+        sampler = self.sampler
+        trained = self.eval_every * sampler.slots * sampler.fill * sampler.token_budget
         return spread_samples(sizes, self.config.validation_share * trained)
 
     def is_save_due(self, progress: Progress, saved_at: float) -> bool:

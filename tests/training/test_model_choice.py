@@ -10,6 +10,7 @@ import torch
 from conftest import metrics_of
 from runs import SMALL, options, training
 
+from pointup.datasets.sampler import Mixture, TokenBudgetBatchSampler
 from pointup.model.calibration import Calibration
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
@@ -20,7 +21,7 @@ from pointup.training.model_choice import (
     outcome,
     parts_per_side,
 )
-from pointup.training.progress import Progress, spread_samples
+from pointup.training.progress import Progress, RunSchedule, spread_samples
 
 
 def measured(parts: np.ndarray, step: int = 0, **figures: float) -> MeasuredModel:
@@ -97,6 +98,18 @@ def test_samples_to_validate_are_spread_evenly_and_have_the_tokens_that_were_ask
     assert len(chosen) == 100 and min(np.diff(chosen)) >= 3 and max(np.diff(chosen)) <= 17
     assert spread_samples(sizes[:7], 1e9) == list(range(7))
     assert len(spread_samples(sizes, 0)) == 4
+
+
+def test_the_share_of_validation_does_not_depend_on_the_weight_of_a_dataset():
+    validated = []
+    for weight in (0.1, 1.0, 10.0):
+        mixture = Mixture((200,), (weight,))
+        sampler = TokenBudgetBatchSampler(np.full(200, 1000), 10_000, mixture=mixture)
+        config = TrainConfig(steps=400, eval_every=100, validation_share=0.2)
+        schedule = RunSchedule(config, sampler)
+        validated.append(len(schedule.samples_to_validate(np.full(400, 1000))))
+    # In 100 steps of 10 clouds.
+    assert validated == [200, 200, 200]
 
 
 def test_a_run_that_only_makes_its_initial_model_worse_ends_with_that_model(

@@ -205,10 +205,14 @@ def test_an_accelerator_gets_the_knee_not_all_that_fits(
     assert settle(dataset, gpu, tmp_path)[0] == busy  # type: ignore[arg-type]
 
 
-def test_few_steps_of_an_epoch_are_told(dataset, accelerator, tmp_path, limited, caplog):
+@pytest.mark.parametrize("weight", [1, 3])
+def test_few_steps_of_an_epoch_are_told(
+    weight, dataset, accelerator, tmp_path, limited, caplog, monkeypatch
+):
     limited(2.4e8)
-    found, _ = settle(dataset, accelerator, tmp_path)
-    steps = -(-int(dataset.full_sizes.sum()) // found)
+    monkeypatch.setattr(budget, "FEW_STEPS", 100)
+    found, _ = settle(dataset, accelerator, tmp_path, data=(f"pairs={weight}",))
+    steps = -(-weight * int(dataset.full_sizes.sum()) // found)
     assert f"a token budget of {found:,} leaves about {steps} steps in an epoch" in caplog.text
 
 

@@ -22,7 +22,7 @@ from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.terminal import in_bytes
-from pointup.training.config import TrainConfig, write_config
+from pointup.training.config import TrainConfig, data_sources, write_config
 from pointup.training.faults.available_memory import (
     PeakMemory,
     memory_limit,
@@ -74,7 +74,7 @@ def settle_token_budget(
     probe = Probe(config, dataset, accelerator.device, propagate, drop_gradients)
     if config.token_budget is None:
         return _default_budget(probe, accelerator)
-    sizes, largest = dataset.full_sizes, probe.largest
+    largest = probe.largest
     path = config.output_dir / "config.json"
     # Only the main process reads it: others may not see a new file on a network file system yet.
     stored = json.loads(path.read_text()) if accelerator.is_main_process else {}
@@ -84,7 +84,10 @@ def settle_token_budget(
         return int(recorded[0])
     smallest = min(largest, SMALLEST_PROBE) if config.crop else largest
     slots = accelerator.num_processes * config.accumulation_steps
-    most = max(largest, -(-int(sizes.sum()) // slots))
+    weights = [source.weight for source in data_sources(config.data)] or [1.0]
+    of_samples = np.repeat(weights, np.diff(dataset.samples.bounds))
+    tokens_of_epoch = int(of_samples @ dataset.full_sizes)
+    most = max(largest, -(-tokens_of_epoch // slots))
     found, limit = _fits_everywhere(probe, accelerator, smallest, most)
     if not found:
         raise TrainingError(
@@ -96,7 +99,7 @@ def settle_token_budget(
         found = _least(knee(probe.tokens_per_second, smallest, found), accelerator)
     if accelerator.is_main_process:
         write_config(path, {**stored, "found_token_budget": found})
-        steps = -(-int(sizes.sum()) // (slots * found))
+        steps = -(-tokens_of_epoch // (slots * found))
         if steps < FEW_STEPS:
             logger.warning(
                 "a token budget of %s leaves about %d steps in an epoch: give a smaller "
