@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -60,6 +61,7 @@ class WeightAverage:
     Attributes:
         average: the average. Without a decay it is `weights` itself.
         num_steps: number of steps that were averaged.
+        initial_checksum: that of the initial weights; 0 without a share of them.
     """
 
     def __init__(self, weights: Upsampler, decay: float | None, initial_share: float = 0.0) -> None:
@@ -67,6 +69,11 @@ class WeightAverage:
         self.average = weights if decay is None else copy.deepcopy(weights).requires_grad_(False)
         self.initial_share = initial_share
         self.initial = [p.detach().clone() for p in weights.parameters()] if initial_share else []
+        self.initial_checksum = 0
+        for values in self.initial:
+            self.initial_checksum = zlib.crc32(
+                values.cpu().numpy().tobytes(), self.initial_checksum
+            )
 
     @torch.no_grad()
     def model(self) -> Upsampler:
@@ -145,9 +152,15 @@ class RunState:
     def _load(self, path: Path, schedule: RunSchedule) -> None:
         scaler = self.accelerator.scaler
         state = load_checkpoint(path, self.weights, self.optimizer, scaler, self.average)
-        settled = self.sampler.token_budget
+        settled, known = self.sampler.token_budget, self.average.initial_checksum
         with _refusals_named(path):
             self.data.check_same(state.pop("data"))
+            if state.pop("initial_weights", known) != known:
+                raise ConfigError(
+                    f"--initial-model {self.config.initial_model}: its weights have changed since "
+                    f"{path}, and --initial-share keeps some of them; restore them, or start a new "
+                    "run in another --output-dir"
+                )
             sampler_state = state.pop("sampler")
             self.progress = Progress(**state)
             self.sampler.change_budget(self.progress.budget(settled))
@@ -164,6 +177,7 @@ class RunState:
         state = {
             "sampler": self.sampler.state_dict(),
             "data": self.data.checksums,
+            "initial_weights": self.average.initial_checksum,
             **asdict(self.progress),
         }
         write = partial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from conftest import metrics_of
 from runs import SMALL, options, training
 
 from pointup.datasets.sampler import Mixture, TokenBudgetBatchSampler
+from pointup.errors import ConfigError
 from pointup.model.calibration import Calibration
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
@@ -138,3 +140,25 @@ def test_a_run_that_only_makes_its_initial_model_worse_ends_with_that_model(
     ]
     log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
     assert "model/ holds the initial model" in log
+
+
+def test_a_run_that_keeps_a_share_of_its_initial_model_continues_from_no_other(
+    pair_directory, tmp_path, accelerator
+):
+    Upsampler(**asdict(SMALL)).save_pretrained(tmp_path / "initial")
+    config = options(
+        pair_directory, tmp_path / "run", steps=2, eval_every=2, save_every=1,
+        initial_model=str(tmp_path / "initial"), initial_share=0.5,
+    )  # fmt: skip
+    training.train(config, accelerator, stop_after=1)
+    other = Upsampler.from_pretrained(tmp_path / "initial")
+    next(other.parameters()).data += 1e-6
+    other.save_pretrained(tmp_path / "initial")
+    with pytest.raises(ConfigError, match=r"its weights have changed since .*step_1.*restore them"):
+        training.train(config, accelerator)
+    # A checkpoint of an earlier version has no checksum of the initial weights.
+    path = tmp_path / "run" / "checkpoints" / "step_1" / "state.json"
+    state = json.loads(path.read_text())
+    del state["initial_weights"]
+    path.write_text(json.dumps(state))
+    training.train(config, accelerator)
