@@ -478,12 +478,20 @@ def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
     if has_checkpoints(config.output_dir / "checkpoints"):
         saved = read_config(path)
         check_same_run(saved, now, path)
+        # The new place of a dataset is recorded when it is known to be the same, see `record_data`.
+        now["data"] = saved.get("data", now["data"])
         if config.token_budget == "auto" and "found_token_budget" in saved:
             now["found_token_budget"] = saved["found_token_budget"]
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         write_config(path, now)
     accelerator.wait_for_everyone()
+
+
+def record_data(config: TrainConfig) -> None:
+    """Write into config.json where the datasets of a continued run are now."""
+    path = config.output_dir / "config.json"
+    write_config(path, {**read_config(path), "data": list(config.data)})
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -511,7 +519,7 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path)
     before = flattened(saved)
     for name, value in sorted(flattened(now).items()):
         was = before.get(name, value)
-        if name in MAY_CHANGE or was == value or (name == "data" and same_data(was, value)):
+        if name in MAY_CHANGE or was == value or (name == "data" and same_weights(was, value)):
             continue
         if name not in MAY_CHANGE_WITH_WARNING:
             raise ConfigError(
@@ -521,11 +529,8 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path)
         logger.warning("%s changed from %s to %s", name, was, value)
 
 
-def same_data(data: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two values of `--data` name the same datasets, in the same order and with the same
-    weights, such as pairs and ./pairs/."""
-    first, second = (
-        [(Path(source.name).resolve(), source.weight) for source in data_sources(names)]
-        for names in (data, other)
-    )
+def same_weights(data: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two values of `--data` name as many datasets, with the same weights. They may
+    have moved: `TrainingData.check_same` compares their pairs."""
+    first, second = ([source.weight for source in data_sources(names)] for names in (data, other))
     return first == second

@@ -25,7 +25,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
 from pointup.model.upsampler import Upsampler
-from pointup.training.config import TrainConfig
+from pointup.training.config import TrainConfig, record_data
 from pointup.training.datasets import TrainingData
 from pointup.training.evaluation import EvaluationResult
 from pointup.training.progress import Progress, RunSchedule
@@ -167,6 +167,8 @@ class RunState:
             self.sampler.load_state_dict(sampler_state)
             self.progress.finished = schedule.has_ended(self.progress)
         self.saved_at = self.progress.elapsed_seconds
+        if self.accelerator.is_main_process:
+            record_data(self.config)
 
     def save(self, enter_phase: Callable[[str], None], must_succeed: bool) -> None:
         """Save a checkpoint; `enter_phase` is that of the watchdog."""

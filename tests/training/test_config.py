@@ -154,15 +154,12 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
         parse("--config", tmp_path / "missing.yaml")
 
 
-def test_the_same_datasets_written_differently_continue_a_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        Path(name).mkdir()
-    for same in ("a/", "./a", "b/../a", str(tmp_path / "a"), "a=1"):
-        check(("a", "b=2"), (same, "b/=2.0"))
+def test_datasets_elsewhere_or_written_differently_continue_a_run():
+    for other in ("a/", "./a", "a=1", "moved/a"):
+        check(("a", "b=2"), (other, "b/=2.0"))
 
 
-@pytest.mark.parametrize("other", [("a",), ("b=2", "a"), ("a", "b"), ("a=2", "b=2"), ("a", "c=2")])
+@pytest.mark.parametrize("other", [("a",), ("b=2", "a"), ("a", "b"), ("a=2", "b=2"), ()])
 def test_other_datasets_weights_or_orders_are_another_run(other):
     with pytest.raises(ConfigError, match=r"has data \['a', 'b=2'\], not"):
         check(("a", "b=2"), other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,27 @@ def test_other_weights_or_another_order_do_not_continue_a_run(two, tmp_path, acc
         (tmp_path / "config.json").write_text(json.dumps(values))
         with pytest.raises(ConfigError, match="dataset"):
             training.train(replace(config, data=changed), accelerator)
+
+
+def test_moved_datasets_continue_a_run_and_others_are_refused_and_not_recorded(
+    two, tmp_path, accelerator
+):
+    first, second, moved = str(two[0]), str(two[1]), str(tmp_path / "moved")
+    config = options(two[0], tmp_path / "run", steps=2, save_every=1, eval_every=2)
+    training.train(replace(config, data=(first, second)), accelerator, stop_after=1)
+
+    def recorded() -> list[str]:
+        return json.loads((tmp_path / "run" / "config.json").read_text())["data"]
+
+    shutil.copytree(second, moved)
+    for other in ((moved, first), (second, first)):
+        with pytest.raises(ConfigError, match=r"has changed .*the contents of the train pairs"):
+            training.train(replace(config, data=other), accelerator)
+        assert recorded() == [first, second]
+    with pytest.raises(ConfigError, match=r"the run there has data .*, not"):
+        training.train(replace(config, data=(first, f"{moved}=2")), accelerator)
+    training.train(replace(config, data=(first, moved)), accelerator)
+    assert recorded() == [first, moved]
 
 
 def test_a_dataset_is_named_with_or_without_a_weight(two, tmp_path):
