@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice, product
 from pathlib import Path
@@ -194,7 +194,7 @@ def pass_pairs(
     seed: int,
     min_points: int,
 ) -> BlockPairs:
-    """Make pairs of flight passes for each tile of a block.
+    """Make pairs of flight passes for each tile of a block, named after the tile and the source.
 
     The source of a pair is a pass that covers the tile, drawn at random, and the target all other
     passes, on ground that both cover. Both are thinned to at most a density, in points for each
@@ -226,7 +226,9 @@ def pass_pairs(
             if source_density is not None:
                 most = min(most, np.exp(rng.uniform(*np.log(source_density))) * area)
             source = source[_whole_pulses(source[:, 4], most, rng)]
-            yield from block.pairs(name, source, target, min_points)
+            for pair in block.pairs(name, source, target, min_points):
+                # After the tile's indices, because what is before them names the survey.
+                yield replace(pair, name=f"{name}-pass{int(number) + 1}")
 
     pairs: list[Pair] = []
     for name, here in block.tiles_of(block.usable(points), block.margin).items():

@@ -79,15 +79,20 @@ def test_a_source_is_one_pass_and_its_target_are_the_others(file, survey, tmp_pa
         (int(row[6].removesuffix("°")) + 180) % 360 == pytest.approx(180, abs=3) for row in table
     )
     ids = np.array(survey.point_source_id)
-    in_name: dict[str, list[int]] = {}
+    in_tile: dict[str, list[int]] = {}
+    names = []
     for name, source, target in pairs_of(tmp_path / "out", survey):
         (number,) = set(ids[source])
-        in_name.setdefault(name, []).append(number)
+        tile, _, number_of_pass = name.partition("-pass")
+        in_tile.setdefault(tile, []).append(number)
+        names.append(name)
+        assert 1 <= int(number_of_pass) <= 3
         assert number not in ids[target]
         assert 2 <= len(target) / len(source) < 4.5
         if int(name.split("_")[1]) < 2:
             assert len(set(ids[target])) == 2
-    assert len(in_name) == 36
+    assert len(in_tile) == 36
+    assert len(set(names)) == len(names) == 72
     xy = {}
     for split in ("train", "validation"):
         rows = [(row, side) for row in load_from_disk(tmp_path / "out")[split] for side in SIDES]
@@ -103,7 +108,7 @@ def test_a_source_is_one_pass_and_its_target_are_the_others(file, survey, tmp_pa
             ]
             xy[split] = xy[split][np.concatenate(on_core)]
     assert cKDTree(xy["train"]).query(xy["validation"])[0].min() > 5 - 1e-3
-    for name, numbers in in_name.items():
+    for name, numbers in in_tile.items():
         assert len(set(numbers)) == len(numbers) == 2
         assert int(name.split("_")[1]) < 3 or set(numbers) == {41, 42}
 
@@ -163,7 +168,7 @@ def test_a_platform_may_turn_while_it_records(tmp_path):
     las.gps_time = np.where(is_back, 11 + (200 - xyz[:, 1]) / 20, xyz[:, 1] / 20)
     las.write(tmp_path / "a.las")
     assert prepare(tmp_path / "a.las", "--validation", 0, "-o", tmp_path / "out") == 0
-    rows = [int(name.split("_")[2]) for name, *_ in pairs_of(tmp_path / "out", las)]
+    rows = [int(name.partition("-")[0].split("_")[2]) for name, *_ in pairs_of(tmp_path / "out", las)]
     assert set(rows) == set(range(16)), "all blocks but the last, where no pause is seen"
 
 
