@@ -451,7 +451,7 @@ MAY_CHANGE = frozenset(
         "output_dir", "num_workers", "worker_timeout", "log_every", "eval_every", "save_every",
         "save_minutes", "keep_checkpoints", "log_with", "num_pictures", "patience",
         "target_chamfer", "collective_timeout", "hang_timeout", "on_save_error",
-        "accumulation_steps", "debug", "quick", "gradient_checkpointing",
+        "accumulation_steps", "debug", "quick", "gradient_checkpointing", "max_unreadable",
     }
 )  # fmt: skip
 """Options that a continued run may change silently, because they don't alter what is learned.

@@ -168,7 +168,9 @@ def test_a_platform_may_turn_while_it_records(tmp_path):
     las.gps_time = np.where(is_back, 11 + (200 - xyz[:, 1]) / 20, xyz[:, 1] / 20)
     las.write(tmp_path / "a.las")
     assert prepare(tmp_path / "a.las", "--validation", 0, "-o", tmp_path / "out") == 0
-    rows = [int(name.partition("-")[0].split("_")[2]) for name, *_ in pairs_of(tmp_path / "out", las)]
+    rows = [
+        int(name.partition("-")[0].split("_")[2]) for name, *_ in pairs_of(tmp_path / "out", las)
+    ]
     assert set(rows) == set(range(16)), "all blocks but the last, where no pause is seen"
 
 

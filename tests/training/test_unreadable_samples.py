@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from test_distributed import steps_of
 from pointup.datasets.opening import open_samples
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import DataError
+from pointup.training.run_directory.checkpoint import has_checkpoints
 
 
 def damage(directory: Path, split: str, names: list[str]) -> None:
@@ -72,12 +74,14 @@ def test_too_many_damaged_samples_end_the_run_with_the_last_one_named(
     damaged, tmp_path, accelerator
 ):
     damage(damaged, "train", ["train_3", "train_20"])
-    config = options(damaged, tmp_path / "run", steps=20, max_unreadable=0.05)
+    config = options(damaged, tmp_path / "run", steps=20, save_every=1, max_unreadable=0.05)
     message = r"3 of 40 training samples can't be read, more than --max-unreadable 0.05 allows"
     with pytest.raises(DataError, match=message) as error:
         training.train(config, accelerator)
     assert any(f"; train_{i}: " in str(error.value) for i in (3, 7, 20))
     assert "\n" not in str(error.value)
+    assert has_checkpoints(tmp_path / "run" / "checkpoints")
+    training.train(replace(config, max_unreadable=0.1), accelerator)
 
 
 def test_a_damaged_validation_sample_is_reported_and_the_others_are_evaluated(
