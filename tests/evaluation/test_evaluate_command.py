@@ -289,6 +289,8 @@ WRONG = [
     ("lidar --source dense.xyz", "give --reference, or --thin"),
     ("lidar --thin dense.xyz --source dense.xyz", "--thin splits one survey"),
     ("lidar --thin dense.xyz --density 4", "--thin needs --ratio"),
+    ("lidar --passes dense.xyz --pattern poisson", "--pattern poisson: needs --thin"),
+    ("lidar --thin dense.xyz --ground-density 0", "--ground-density 0.0 needs --model"),
     ("lidar --thin dense.xyz --metres-per-unit 0", "greater than 0"),
     ("lidar --reference dense.xyz --source point.xyz", "point.xyz: "),
     ("lidar --reference dense.xyz --source dense.xyz --cell 0", "greater than"),

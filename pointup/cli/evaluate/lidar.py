@@ -259,6 +259,11 @@ def check(options: Lidar) -> None:
         "--thin splits one survey into source and reference; leave out --reference, --source and "
         "--prediction": "thin" in given and given & {"reference", "source", "prediction"},
         "--thin needs --ratio, not --density": given >= {"thin", "density"},
+        f"--pattern {options.pattern}: needs --thin": options.pattern != "random"
+        and "thin" not in given,
+        f"--ground-density {options.ground_density} needs --model to upsample with": "model"
+        not in given
+        and options.ground_density is not None,
         "nothing to compare with: give --reference, or --thin": not given
         & {"passes", "thin", "reference"},
         "--model needs --source to upsample": "model" in given and not has_source,
