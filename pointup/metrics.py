@@ -18,9 +18,6 @@ from pointup.geometry.packed import (
     batch_from_ptr,
     segment_max,
     segment_mean,
-    segment_rank,
-    segment_sum,
-    sizes_from_ptr,
     widest_float,
 )
 from pointup.losses import matched
@@ -35,12 +32,11 @@ def cloud_metrics(
 ) -> dict[str, Tensor]:
     """All metrics that need only prediction and target, by name, each (B,).
 
-    Unsquared, in the unit of the data: `prediction_to_target_mean`, `prediction_to_target_median`,
-    `target_to_prediction_mean`, `target_to_prediction_median` (lower medians), `chamfer` (sum of
-    both means), `hausdorff`. Squared: `chamfer_squared`, and `chamfer_target_normalised_squared`,
-    the CD in the target's frame (both clouds normalised by the target's mean and its farthest
-    distance from it). Both metrics of `protocol_metrics`. Without unit: `spacing_cv` of the
-    prediction.
+    Unsquared, in the unit of the data: `prediction_to_target_mean`, `target_to_prediction_mean`,
+    `chamfer` (sum of both), `hausdorff`. Squared: `chamfer_squared`, and
+    `chamfer_target_normalised_squared`, the CD in the target's frame (both clouds normalised by the
+    target's mean and its farthest distance from it). Both metrics of `protocol_metrics`. Without
+    unit: `spacing_cv` of the prediction.
     """
     to_target, to_pos = _squared_distances(pos, ptr, target, target_ptr)
     forward, backward = to_target.sqrt(), to_pos.sqrt()
@@ -49,9 +45,7 @@ def cloud_metrics(
     _, target_scale = _centred(target, target_ptr)
     return {
         "prediction_to_target_mean": forward_mean,
-        "prediction_to_target_median": _segment_median(forward, ptr),
         "target_to_prediction_mean": backward_mean,
-        "target_to_prediction_median": _segment_median(backward, target_ptr),
         "chamfer": forward_mean + backward_mean,
         "hausdorff": torch.maximum(segment_max(forward, ptr), segment_max(backward, target_ptr)),
         "chamfer_squared": chamfer_squared,
@@ -164,10 +158,3 @@ def _squared_distances(
     """Squared distances of points to the other cloud, (N,) and (M,); 0 where that is empty."""
     (to_target, _), (to_pos, _) = nearest_both(pos, ptr, target, target_ptr)
     return matched(to_target), matched(to_pos)
-
-
-def _segment_median(values: Tensor, ptr: Tensor) -> Tensor:
-    """Lower median of each cloud, (N,) -> (B,); 0 for an empty cloud."""
-    middle = (sizes_from_ptr(ptr) - 1).div(2, rounding_mode="floor")
-    is_median = segment_rank(values, ptr) == middle[batch_from_ptr(ptr, len(values))]
-    return segment_sum(values.masked_fill(~is_median, 0.0), ptr)
