@@ -203,6 +203,9 @@ def test_a_scene_has_the_unit_of_its_files_and_none_where_they_have_several(tmp_
     assert scene_of_files(files).unit == ""
     with pytest.raises(DataError, match=r"ft\.las: is in ft, .*m\.las in m"):
         scene_of_files(files, "m")
+    degrees = survey_files.write_las(tmp_path / "deg.las", points, system=4326)
+    with pytest.raises(DataError, match=r"deg\.las: its coordinates are in degrees"):
+        scene_of_files({"a": [degrees]})
 
 
 def test_a_scene_in_memory_has_both_directions_of_the_error():

@@ -16,7 +16,7 @@ from scipy.spatial import cKDTree
 from pointup.errors import ConfigError
 from pointup.io.cloud import LAS_EXTENSIONS, PointCloud, check_extent, plain_name
 from pointup.io.files import iter_points
-from pointup.io.length_unit import UNKNOWN, agreed_unit, length_unit
+from pointup.io.length_unit import ANGLES, UNKNOWN, agreed_unit, length_unit
 from pointup.visualization.rendering import point_spacing
 
 CLASS_NAMES = {
@@ -167,14 +167,15 @@ def scene_of_files(
     up: axis that points upwards, "y" or "z". By default z for LAS and LAZ and for flat clouds.
 
     The scene has no unit unless that of the files is one length. Raises FileError for a file that
-    can't be read, DataError for files in different units of length that are compared.
+    can't be read, DataError for degrees, and for files in different units that are compared.
     """
     if max_points < 1:
         raise ConfigError(f"--max-points {max_points}: must be at least 1")
     paths = [path for group in files.values() for path in group]
     units = {path: length_unit(path) for path in paths}
-    if reference is not None:
-        agreed_unit({path: found for path, found in units.items() if found.metres})
+    # Heights in another unit are shown as they are; among degrees they would be spikes.
+    compared = [found for found in units.values() if reference is not None and found.metres]
+    agreed_unit({p: found for p, found in units.items() if found in (ANGLES, *compared)})
     known = {found for found in units.values() if found != UNKNOWN}
     unit = known.pop().name if len(known) == 1 and all(found.metres for found in known) else ""
     is_las = any(path.suffix.lower() in LAS_EXTENSIONS for path in paths)
