@@ -160,7 +160,7 @@ NUM_READ = 32
 COARSE_STEP = 0.2
 """Rounding to a larger share of the point spacing changes the shape of a cloud."""
 LARGEST_SCALE = 2.0
-"""Of the longest sides of source and target; a foot is 3.3 times as short as a metre."""
+"""Largest ratio of the longest sides of source and target in one unit; a metre is 3.3 feet."""
 
 
 def notes_on_pairs(samples: Samples) -> list[str]:
@@ -182,12 +182,14 @@ def notes_on_pairs(samples: Samples) -> list[str]:
                 clouds = samples.points(row)
                 steps.append(max(coarse_step(clouds[c]) for c in ("source", "target")))
                 sides = [np.ptp(clouds[c], axis=0).max() for c in ("source", "target")]
-                scales.append(sides[1] / max(sides[0], 1e-30))
+                if min(sides) > 0:
+                    scales.append(sides[1] / sides[0])
     scale = float(np.median(scales)) if scales else 1.0
-    if not 1 / LARGEST_SCALE <= scale <= LARGEST_SCALE:
+    if max(scale, 1 / scale) > LARGEST_SCALE:
+        wide, other = ("target", "source") if scale > 1 else ("source", "target")
         notes.append(
-            f"the target is {scale:.3g} times as wide as the source in half of the pairs; are both "
-            "in the same unit?"
+            f"the {wide} is {max(scale, 1 / scale):,.1f} times as wide as the {other} in half of "
+            "the pairs; are both in the same unit?"
         )
     if steps and np.median(steps) > 0:
         notes.append(
