@@ -39,8 +39,8 @@ def source_of_split(
     """The stored split that holds `split`, and the rows of it that do; None for all.
 
     `tables` has the sample table of each stored split. Without `draws_validation`, no rows of
-    `train` are held out for a missing split `validation`; samples that can't be used only if all
-    are such. Raises DataError for an unknown split.
+    `train` are held out for a missing split `validation`. Samples that can't be used are held out
+    last. Raises DataError for an unknown split.
     """
     lengths = {name: len(table) for name, table in tables.items()}
     if split not in lengths and not (split == "validation" and "train" in lengths):

@@ -350,7 +350,7 @@ class TextWriter(ColumnWriter):
     """Writes a table with the layout of the file of `like`, if that has the same extension.
 
     Otherwise CSV has commas and a line of names. XYZ and TXT have blanks, and if there are
-    attributes, the names in a comment, as where columns are added to a file without names.
+    attributes, the names in a comment. If columns are added to a table without names, all get one.
     """
 
     def __init__(

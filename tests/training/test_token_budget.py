@@ -210,7 +210,7 @@ def test_few_steps_of_an_epoch_are_told(
     weight, dataset, accelerator, tmp_path, limited, caplog, monkeypatch
 ):
     limited(2.4e8)
-    monkeypatch.setattr(budget, "FEW_STEPS", 100)
+    monkeypatch.setattr(budget, "FEW_STEPS", weight * budget.FEW_STEPS)
     found, _ = settle(dataset, accelerator, tmp_path, data=(f"pairs={weight}",))
     steps = -(-weight * int(dataset.full_sizes.sum()) // found)
     assert f"a token budget of {found:,} leaves about {steps} steps in an epoch" in caplog.text

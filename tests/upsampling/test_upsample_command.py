@@ -287,7 +287,11 @@ def test_files_may_follow_classes(words, classes, inputs):
             (),
             ["in.las: 100% of the points are vegetation: try --model forest"],
         ),
-        ({"number_of_returns": [1, 2]}, (), ["in.las: 40% of the points are vegetation: try"]),
+        (
+            {"number_of_returns": [1, 2]},
+            (),
+            ["in.las: 40% of the points are vegetation: try --model"],
+        ),
         ({"classification": [2, 6]}, (), []),
         ({"number_of_returns": [1, 1]}, (), []),
         ({"classification": [2, 5]}, ("--model", "lidar"), []),
