@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import sys
+import threading
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -191,3 +192,28 @@ def test_a_full_disk_under_logs_and_trackers_is_reported_once_and_ends_nothing(
     assert message.count("rank_0.log: No space left on device") == 1
     assert message.count("tensorboard can't write (No space left on device): no more curves") == 1
     assert "continues" in message and "Traceback" not in message
+
+
+def test_an_error_in_the_thread_of_tensorboard_is_reported_once_without_its_traceback(
+    accelerator, tmp_path, capsys, monkeypatch
+):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def report(failed: threading.ExceptHookArgs) -> None:
+        print("Traceback of", type(failed.thread).__name__, file=sys.stderr)
+
+    monkeypatch.setattr(threading, "excepthook", report)
+    with recording(accelerator, tmp_path) as recorded:
+        events = accelerator.trackers[0].writer.file_writer.event_writer
+        monkeypatch.setattr(events._async_writer._worker._record_writer, "write", full)
+        for step in (10, 20, 30):
+            recorded.train(step)
+            events._async_writer._worker.join(0.5)
+        other = threading.Thread(target=full)
+        other.start()
+        other.join()
+    assert threading.excepthook is report
+    message = capsys.readouterr().err
+    assert message.count("tensorboard can't write (No space left on device): no more curves") == 1
+    assert message.count("Traceback") == message.count("Traceback of Thread") == 1

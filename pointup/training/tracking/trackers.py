@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -98,6 +99,7 @@ class Trackers:
         """Of the runs beside the model's in TensorBoard, by their folder."""
         self.failing: set[str] = set()
         self.ended: set[str] = set()
+        self.of_threads = threading.excepthook
 
     def start(self, config: TrainConfig, resume_step: int) -> None:
         """Start the trackers; points of TensorBoard after `resume_step` are removed."""
@@ -130,6 +132,7 @@ class Trackers:
             tracker.start()
             write_hyperparameters(tracker.writer, values)
             started.append(tracker)
+            threading.excepthook = self._report_of_thread
             return
         # TensorBoard names a run by its directory, the others by project and run.
         options = {"name": self.directory.resolve().name, "dir": str(self.directory)}
@@ -179,6 +182,12 @@ class Trackers:
         for writer in self.writers.values():
             self._attempt("tensorboard", writer.close)
         self.accelerator.trackers = []
+        threading.excepthook = self.of_threads
+
+    def _report_of_thread(self, failed: threading.ExceptHookArgs) -> None:
+        # The next call to TensorBoard's writer raises the error of its thread.
+        if type(failed.thread).__name__ != "_AsyncWriterThread":
+            self.of_threads(failed)
 
     def _attempt(self, name: str, call: Callable[..., Any], *values: Any, **options: Any) -> None:
         if name in self.ended:
