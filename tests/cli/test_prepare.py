@@ -11,6 +11,7 @@ from datasets import load_from_disk
 from pointup import processes
 from pointup.cli.main import main
 from pointup.cli.prepare import new_dataset as newdataset
+from pointup.datasets import pair_writer
 
 OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
@@ -288,6 +289,17 @@ def test_an_interrupt_leaves_the_old_dataset_and_nothing_else(surveys, monkeypat
     assert run("thin", dense, "--tile", 5, "--min-points", 2, "-o", out, "--overwrite") == 130
     assert_nothing_is_left(surveys, before)
     assert len(both(out)) == 16
+
+
+def test_an_error_of_the_disk_that_names_no_file_names_the_dataset(surveys, monkeypatch, capsys):
+    def full(*_: Any) -> None:
+        raise OSError(28, "Error writing bytes to file. Detail: No space left on device")
+
+    monkeypatch.setattr(pair_writer, "assemble", full)
+    before, out = set(surveys.iterdir()), surveys / "out"
+    assert run("thin", surveys / "dense_in_one.npy", "--tile", 20, "-o", out) == 1
+    assert f"error: {out}: can't be written: Error writing" in capsys.readouterr().err
+    assert set(surveys.iterdir()) == before
 
 
 def write_meshes(folder: Path) -> Path:

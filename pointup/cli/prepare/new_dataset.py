@@ -17,7 +17,7 @@ import tyro
 
 import pointup
 from pointup.cli.prepare.summary import print_summary
-from pointup.disk import acquire_lock, remove, replace_directory, write_text
+from pointup.disk import acquire_lock, remove, replace_directory, scratch_errors, write_text
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 from pointup.processes import (
     call_each,
@@ -74,6 +74,10 @@ class OutputDirectory:
                         shutil.rmtree(scratch)
                     elif isinstance(error, KeyboardInterrupt):
                         note(f"interrupted; the same command continues from {scratch}")
+                if isinstance(error, OSError) and error.errno and not error.filename:
+                    # Those of Arrow name no file.
+                    with scratch_errors(self.output):
+                        raise
                 raise
             with interrupts_held_back():
                 shutil.rmtree(scratch)
