@@ -326,8 +326,8 @@ def is_synthetic(cloud: PointCloud) -> np.ndarray:
 
 
 def plain_name(name: str) -> str:
-    """The name of an attribute as in LAS: other programs write Classification, scalar_Intensity."""
-    return name.lower().removeprefix("scalar_")
+    """The name of an attribute as in LAS; others write Classification, scalar_Intensity, diffuse_red."""
+    return name.lower().removeprefix("scalar_").removeprefix("diffuse_")
 
 
 def attribute(cloud: PointCloud, name: str) -> np.ndarray | None:

@@ -247,6 +247,13 @@ def test_values_that_are_not_numbers_don_t_spread():
     np.testing.assert_allclose(found["rgb"][1], [1, 2, 3])
 
 
+@pytest.mark.parametrize("name", ["red", "Red", "scalar_Red", "diffuse_red"])
+def test_a_colour_is_interpolated_under_the_names_that_other_programs_give_it(name):
+    rows = np.array([(10,), (20,), (60,)], [(name, np.uint8)])
+    found = attributes_between(rows, np.ones((1, 3)), np.array([[0, 1, 2]]))
+    assert found[name].tolist() == [30]
+
+
 @pytest.mark.parametrize("options", [{"only_new": True}, {"originals": False}])
 def test_an_empty_result_has_the_attributes_of_any_other(options):
     rng = np.random.default_rng(0)
