@@ -326,7 +326,7 @@ def is_synthetic(cloud: PointCloud) -> np.ndarray:
 
 
 def plain_name(name: str) -> str:
-    """The name of an attribute as in LAS; others write Classification, scalar_Intensity, diffuse_red."""
+    """The name of an attribute as in LAS; others write scalar_Intensity, diffuse_red."""
     return name.lower().removeprefix("scalar_").removeprefix("diffuse_")
 
 
