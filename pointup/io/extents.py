@@ -130,6 +130,9 @@ class Surveys:
             grouped separately.
         unlike: the first pair of adjacent files of one format that are not joined.
         difference: the reason for `unlike`: "coordinate system" or "attributes".
+        num_unlike: the number of such pairs.
+        rescaled: the first pair of overlapping files of one survey with different scales, whose
+            common points are not at equal coordinates.
     """
 
     groups: list[list[int]]
@@ -137,6 +140,8 @@ class Surveys:
     by_folder: bool
     unlike: tuple[int, int] | None
     difference: str
+    num_unlike: int
+    rescaled: tuple[int, int] | None
 
 
 def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys:
@@ -150,11 +155,13 @@ def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys
     labels = [_label(extents, key) for key in (lambda e: e.crs, lambda e: e.attributes)]
     label = np.column_stack([_label(kinds, str), *labels])
     adjacent, stacked = _adjacent_and_stacked(extents)
-    unlike, difference = None, ""
+    unlike, difference, num_unlike = None, "", 0
     for i, j in adjacent:
         differs = label[i] != label[j]
-        if differs[1:].any() and not differs[0] and unlike is None:
-            unlike, difference = (i, j), ("coordinate system" if differs[1] else "attributes")
+        if differs[1:].any() and not differs[0]:
+            num_unlike += 1
+            if unlike is None:
+                unlike, difference = (i, j), ("coordinate system" if differs[1] else "attributes")
     adjacent = [(i, j) for i, j in adjacent if (label[i] == label[j]).all()]
     stacked = [(i, j) for i, j in stacked if (label[i] == label[j]).all()]
     folder = [extent.path.parent for extent in extents]
@@ -165,11 +172,21 @@ def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys
         )
     alone = {number for pair in stacked for number in pair}
     joined = [pair for pair in adjacent if not alone & set(pair)]
+    rescaled = next((pair for pair in joined if _overlap_rescaled(extents, *pair)), None)
     rows, columns = np.array(joined, dtype=np.int64).reshape(-1, 2).T
     graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(extents), len(extents)))
     num_groups, group = connected_components(graph, directed=False)
     groups = [np.flatnonzero(group == number).tolist() for number in range(num_groups)]
-    return Surveys(sorted(groups), sorted(alone), by_folder, unlike, difference)
+    return Surveys(
+        sorted(groups), sorted(alone), by_folder, unlike, difference, num_unlike, rescaled
+    )
+
+
+def _overlap_rescaled(extents: Sequence[FileExtent], i: int, j: int) -> bool:
+    one, other = extents[i], extents[j]
+    shared = np.minimum(one.high, other.high) - np.maximum(one.low, other.low)
+    is_wide = (shared > max(one.spacing, other.spacing)).all()
+    return bool(is_wide and not np.allclose(one.scale, other.scale, rtol=1e-6, atol=0))
 
 
 def _adjacent_and_stacked(

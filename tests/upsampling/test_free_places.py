@@ -45,12 +45,12 @@ def test_points_take_the_nearest_free_place_as_one_by_one(extent):
     assert abs(places - steps).max() <= 1.5
 
 
-def write_coarse(path: Path, scale: float) -> None:
+def write_coarse(path: Path, scale: float, shift: float = 0.0) -> None:
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.scales, header.offsets = np.full(3, scale), np.array([5e5, 4.1e6, 0.0])
     las = laspy.LasData(header)
     x, y = 4 * np.random.default_rng(0).random((2, 200))
-    las.xyz = header.offsets + np.stack([x, y, np.sin(x)], axis=1)
+    las.xyz = header.offsets + np.stack([x + shift, y, np.sin(x)], axis=1)
     las.write(path)
 
 
@@ -79,3 +79,20 @@ def test_points_that_find_no_place_are_told_with_the_scale(tmp_path, command):
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == 0
     assert "are where another point is" in result.out and "a scale of 1, too coarse" in result.out
+
+
+def test_tiles_of_unlike_scales_have_places_in_the_coarsest(tmp_path, command):
+    (tmp_path / "in").mkdir()
+    write_coarse(tmp_path / "in" / "a.las", 0.001)
+    write_coarse(tmp_path / "in" / "b.las", 0.1, shift=4.0)
+    write_coarse(tmp_path / "in" / "c.las", 0.01, shift=8.0)
+    assert command(tmp_path / "in", "-o", tmp_path / "out").status == 0
+    for name in ("a.las", "b.las", "c.las"):
+        measured, new = places_of(tmp_path / "out" / name)
+        assert len(new) > 400
+        assert not set(map(tuple, new.tolist())) & set(map(tuple, measured.tolist())), name
+        assert len(np.unique(new, axis=0)) == len(new), name
+    for name in ("a.las", "b.las"):
+        write_coarse(tmp_path / "in" / name, 0.001 if name == "a.las" else 1.0, 4.0 * (name > "b"))
+    result = command(tmp_path / "in", "-o", tmp_path / "out")
+    assert f"{tmp_path / 'out' / 'b.las'} has a scale of 1, too coarse" in result.out

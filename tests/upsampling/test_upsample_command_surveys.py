@@ -16,6 +16,7 @@ from survey_files import (
     ordered,
     positions,
     survey,
+    write_las,
     write_random_las,
     write_scaled,
     write_tiles,
@@ -191,6 +192,29 @@ def test_tiles_of_other_scales_of_an_extra_dimension_are_upsampled_apart(tmp_pat
     assert result.status == 0 and result.err.count("\n") == 1
     assert "a.las and " in result.err and "differ in attributes" in result.err
     assert set(np.array(laspy.read(tmp_path / "out" / "a.las")["value"])) == {100.0}
+
+
+def test_a_note_counts_unlike_tiles_and_names_what_differs(tmp_path, command):
+    for number in range(4):
+        points = positions(300) + np.array([10.0 * number, 0, 0])
+        write_las(tmp_path / "in" / f"{number}.las", points, point_format=1 + 2 * (number % 2))
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 0 and result.err.count("\n") == 1
+    assert "0.las and " in result.err and "1.las (and 2 other pairs) border on" in result.err
+    assert "differ in attributes (blue, green, red): such files" in result.err
+
+
+def test_a_note_names_overlapping_tiles_of_unlike_scales(tmp_path, command):
+    points = positions(600)
+    points = points[np.argsort(points[:, 0])]
+    for name, tile, scale in (("a", points[:400], 0.001), ("b", points[300:], 0.01)):
+        write_las(tmp_path / "in" / f"{name}.las", tile, scale=scale)
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 0 and result.err.count("\n") == 1
+    assert "b.las overlap and have different scales (0.001 and 0.01): a point" in result.err
+    write_las(tmp_path / "in" / "b.las", points[400:], scale=0.01)
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 0 and not result.err
 
 
 def test_a_damaged_tile_is_left_out_and_reported(tmp_path, command):

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -137,15 +137,17 @@ def upsample_survey(
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
-                num_crowded = new_points.move_to_free_places(*grid, options) if grid else 0
+                num_crowded = (
+                    new_points.move_to_free_places(grid.scale, grid.offset, options) if grid else 0
+                )
                 own = [number for number, job in enumerate(jobs) if not job.is_context]
                 summary = new_points.summary(own, jobs[0].bounds)
                 if grid and num_crowded > _MOST_CROWDED * summary.num_new:
                     notes.append(
                         f"note: {num_crowded:,} new points ({num_crowded / summary.num_new:.0%}) "
-                        f"are where another point is: {jobs[0].target} has a scale of "
-                        f"{grid[0].max():g}, too coarse for them; give the input a finer scale, or "
-                        "write a PLY file"
+                        f"are where another point is: {grid.path} has a scale of "
+                        f"{grid.scale.max():g}, too coarse for them; give the input a finer "
+                        "scale, or write a PLY file"
                     )
                 notes += notes_on_output(store, options, model, found.num_class_2, summary)
         with workers.barrier():
@@ -363,15 +365,22 @@ class _Discarded(Exception):
     """Leaves a writer without a file."""
 
 
-def check_outputs(
-    jobs: Sequence[Job], store: Store, has_uncertainty: bool
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Scale and offset (3,) of the LAS files that are written; None for other formats.
+class _Grid(NamedTuple):
+    """Scale and offset (3,) of a LAS file."""
+
+    path: Path
+    scale: np.ndarray
+    offset: np.ndarray
+
+
+def check_outputs(jobs: Sequence[Job], store: Store, has_uncertainty: bool) -> _Grid | None:
+    """The grid of the coarsest LAS file that is written; None for other formats.
 
     Raises the error of the first output if none can be opened: before any work, not after it.
     """
     errors = []
     own = [job for job in jobs if not job.is_context]
+    own.sort(key=lambda job: -job.extent.scale.max() if job.extent else 0.0)
     for job in sorted(own, key=lambda job: job.target.suffix.lower() not in LAS_EXTENSIONS):
         try:
             with suppress(_Discarded), _opened(job, store, has_uncertainty) as writer:
@@ -380,7 +389,8 @@ def check_outputs(
             errors.append(error)
             continue
         if isinstance(writer, LasWriter):
-            return np.array(writer.header.scales), np.array(writer.header.offsets)
+            header = writer.header
+            return _Grid(job.target, np.array(header.scales), np.array(header.offsets))
         return None
     raise errors[0]
 

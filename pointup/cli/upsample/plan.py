@@ -204,9 +204,21 @@ def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) ->
     plan.surveys = [[readable[i] for i in group] for group in found.groups]
     if found.unlike:
         one, other = (readable[number].source for number in found.unlike)
+        of_pair = (set(extents[number].attributes) for number in found.unlike)
+        names = ", ".join(sorted({name for name, *_ in set.symmetric_difference(*of_pair)}))
+        named = f" ({names})" if found.difference == "attributes" else ""
+        more = f" (and {found.num_unlike - 1} other pairs)" if found.num_unlike > 1 else ""
         plan.notes.append(
-            f"{one} and {other} border on each other and differ in {found.difference}: such files "
-            "are upsampled apart, with a seam between them"
+            f"{one} and {other}{more} border on each other and differ in {found.difference}"
+            f"{named}: such files are upsampled apart, with a seam between them"
+        )
+    if found.rescaled:
+        one, other = (readable[number].source for number in found.rescaled)
+        scales = " and ".join(f"{extents[number].scale.max():g}" for number in found.rescaled)
+        plan.notes.append(
+            f"{one} and {other} overlap and have different scales ({scales}): a point in both is "
+            "rounded to two places and counts twice; cut the tiles without an overlap, or from "
+            "one file"
         )
     if found.by_folder:
         plan.notes.append(
