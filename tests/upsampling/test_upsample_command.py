@@ -383,3 +383,17 @@ def test_files_of_several_units_may_have_a_ratio_and_no_length(tmp_path, command
     assert result.status == 1 and is_one_line(result.err) and "b.las: is in US ft" in result.err
     assert command(*words, "--ratio", "2").status == 0
     assert left_in(tmp_path / "out") == ["a.las", "b.las"]
+
+
+def test_coordinates_that_float32_has_rounded_get_a_note_and_others_none(tmp_path, command):
+    points = positions(300) * [0.1, 1, 1] + [0, 4.1e6, 0]
+    exact, near = tmp_path / "exact.npy", tmp_path / "near.npy"
+    np.save(exact, points)
+    np.save(near, (points - points.mean(axis=0)).astype(np.float32))
+    rounded = tmp_path / "rounded.ply"
+    write_points(rounded, PointCloud(points.astype(np.float32).astype(float)))
+    for path in (exact, near, rounded):
+        result = command(path, "-o", tmp_path / f"out{path.suffix}", "--ratio", "2")
+        assert result.status == 0
+        found = "note: rounded.ply: coordinates are rounded to 0.5, coarse" in result.err
+        assert found == ("float32" in result.err) == (path == rounded), result.err

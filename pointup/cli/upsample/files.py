@@ -308,6 +308,8 @@ def _in_units(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
+# Rounding to a larger share of the spacing changes the surface.
+_COARSE_STEP = 0.2
 # Share of vegetation from which on the model for forests is named.
 _MUCH_VEGETATION = 0.3
 
@@ -327,6 +329,11 @@ def notes_on_input(
     notes = []
     if found.num_synthetic:
         notes.append(_of_synthetic(jobs, found.num_synthetic))
+    if (step := _float32_step(store)) and jobs[0].source.suffix.lower() not in LAS_EXTENSIONS:
+        notes.append(
+            f"{_name(jobs)}: coordinates are rounded to {step:g}, coarse beside the spacing of the "
+            "points: float32 does this to map coordinates; export the points again, as doubles"
+        )
     share = found.num_vegetation / max(1, int(store.num_taken.sum()))
     if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
         notes.append(f"{_name(jobs)}: {share:.0%} of the points are vegetation: try --model forest")
@@ -349,6 +356,17 @@ def notes_on_input(
             by = f"by about {noise.in_spacings:.2g} spacings, {of_radius:.1%} of the radius"
             notes.append(f"{_name(jobs)}: the points " + note.format(by))
     return notes
+
+
+def _float32_step(store: Store) -> float:
+    """The step of float32 at the points, if their coordinates are rounded to it coarsely."""
+    finest = store.resolution * store.frame.unit
+    points = store.frame.to_file(store.read_block(0)["position"])
+    step = float(np.spacing(np.float32(np.abs(points).max())))
+    # The finest step of the store is at most 2**-14 of the spacing.
+    is_coarse = step > _COARSE_STEP * 2**14 * finest
+    is_rounded = is_coarse and np.abs(points - points.astype(np.float32)).max() <= finest
+    return step if is_rounded else 0.0
 
 
 def _of_synthetic(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> str:
