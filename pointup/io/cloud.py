@@ -212,6 +212,19 @@ def check_positions(positions: np.ndarray, what: str) -> None:
         )
 
 
+def check_attributes(cloud: PointCloud, what: str) -> None:
+    """Raise DataError for an attribute that is no array with a row for each point."""
+    for name, values in cloud.attributes.items():
+        if not isinstance(values, np.ndarray) or values.dtype.kind in "OMm":
+            kind = getattr(values, "dtype", type(values).__name__)
+            raise DataError(f"{what}: {name} is of type {kind}; give an array of numbers")
+        if values.shape[:1] != (len(cloud),):
+            raise DataError(
+                f"{what}: {name} has shape {values.shape} for {len(cloud)} points; give one value "
+                "for each"
+            )
+
+
 LARGEST_COORDINATE, SMALLEST_EXTENT = 1e12, 1e-15
 
 

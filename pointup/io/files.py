@@ -17,6 +17,7 @@ from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
     PointWriter,
+    check_attributes,
     check_magnitudes,
     warn_once,
     with_coordinates,
@@ -181,8 +182,10 @@ def open_writer(
     return writer(path, like, extra_dimensions)
 
 
-def write_points(path: str | Path, cloud: PointCloud) -> None:
-    """Write a cloud atomically; an existing file is replaced. See `open_writer`."""
+def write_points(path: str | Path, cloud: PointCloud | np.ndarray) -> None:
+    """Write a cloud or an array (N, 3) atomically; replaces an existing file. See `open_writer`."""
+    cloud = cloud if isinstance(cloud, PointCloud) else PointCloud(np.asarray(cloud))
+    check_attributes(cloud, str(path))
     with open_writer(path, cloud) as writer:
         writer.write(cloud)
 

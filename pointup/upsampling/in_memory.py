@@ -17,6 +17,7 @@ from pointup.io.cloud import (
     LAS_EXTENSIONS,
     PointCloud,
     cast_values,
+    check_attributes,
     check_magnitudes,
     check_positions,
 )
@@ -134,28 +135,20 @@ def upsample(
     point_filter = PointFilter(
         classes=None if classes is None else tuple(classes), include_noise=include_noise
     )
-    target_device = _usable(device) if device else default_device()
+    target_device = default_device() if device is None else _usable(device)
     loaded = load_model(shipped_for(path, denoise) if model is None else model, target_device)
     if above_ground is None:
         above_ground = has_heights(path, loaded.config)
     options = options.with_heights(bool(above_ground))
     # With its index: a thread starts on the first GPU, whichever is the current one here.
     target_device = next(loaded.parameters()).device
-    _check_kind(given.positions if is_cloud else given)
-    cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
+    cloud = given if is_cloud else PointCloud(given)
+    cloud = replace(cloud, positions=_as_positions(cloud.positions))
     if cloud.positions.shape == (0, 3):
         raise DataError("points: has 0 points; at least 2 are needed, leave it out")
     check_positions(cloud.positions, "points")
     check_magnitudes(cloud.positions, "points")
-    for name, values in cloud.attributes.items():
-        if not isinstance(values, np.ndarray) or values.dtype.kind in "OMm":
-            kind = getattr(values, "dtype", type(values).__name__)
-            raise DataError(f"points: {name} is of type {kind}; give an array of numbers")
-        if np.shape(values)[:1] != (len(cloud),):
-            raise DataError(
-                f"points: {name} has shape {np.shape(values)} for {len(cloud)} points; give one "
-                "value for each"
-            )
+    check_attributes(cloud, "points")
     with temporary_directory() as directory:
         try:
             store = build_survey_store(
@@ -182,8 +175,8 @@ def upsample(
     return result if is_cloud else result.positions
 
 
-def _check_kind(positions: Any) -> None:
-    """Raise FileError for a path, and where a conversion would lose the mask or a part."""
+def _as_positions(positions: Any) -> np.ndarray:
+    """As float64. FileError for a path, and where a conversion would lose the mask or a part."""
     if isinstance(positions, np.ma.MaskedArray) and np.ma.is_masked(positions):
         masked = np.ma.getmaskarray(positions).reshape(len(positions), -1).any(axis=1)
         raise FileError(
@@ -192,10 +185,19 @@ def _check_kind(positions: Any) -> None:
         )
     if isinstance(positions, str | Path):
         raise FileError(f"{positions}: not points; read them by pointup.io.files.read_points")
-    if np.iscomplexobj(positions):
-        raise FileError("points: complex coordinates; give real ones, such as points.real")
-    if np.asarray(positions).dtype == bool:
-        raise FileError("points: true and false, not coordinates; use a mask as points[mask]")
+    if isinstance(positions, torch.Tensor):
+        positions = positions.detach().cpu()
+        # NumPy has no bfloat16.
+        positions = positions.double() if positions.is_floating_point() else positions
+    try:
+        values = np.asarray(positions)
+        if values.dtype.kind == "c":
+            raise FileError("points: complex coordinates; give real ones, such as points.real")
+        if values.dtype == bool:
+            raise FileError("points: true and false, not coordinates; use a mask as points[mask]")
+        return values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise FileError(f"points: no array (N, 3) of numbers ({error}); make one") from None
 
 
 def _own_attributes(cloud: PointCloud, new_points: NewPoints) -> dict[str, np.ndarray]:

@@ -45,6 +45,14 @@ def test_round_trips_are_exact(tmp_path, suffix):
     assert_same(cloud, read_points(tmp_path / f"a{suffix}"))
 
 
+def test_points_without_attributes_are_written_from_an_array(tmp_path):
+    points = make_cloud().positions
+    write_points(tmp_path / "a.ply", points)
+    assert np.array_equal(read_points(tmp_path / "a.ply").positions, points)
+    with pytest.raises(DataError, match=r"b\.ply: height is of type list; give an array of num"):
+        write_points(tmp_path / "b.ply", PointCloud(points, {"height": [0.0] * 30}))
+
+
 @pytest.mark.parametrize("suffix", [*SUFFIXES, ".npy"])
 @settings(max_examples=20, deadline=None)
 @given(

@@ -93,6 +93,13 @@ def masked_sheet() -> np.ma.MaskedArray[Any, Any]:
             DataError,
             r"^points: height has shape \(59,\) for 60 points",
         ),
+        (
+            np.zeros(60, dtype=[("x", "f8"), ("y", "f8"), ("z", "f8")]),
+            {},
+            FileError,
+            r"^points: no array \(N, 3\) of numbers \(.*\); make one$",
+        ),
+        ([[1, 2, 3], [4, 5]], {}, FileError, r"^points: no array \(N, 3\) of numbers"),
         (sheet(60) > 0, {}, FileError, "^points: true and false, not coordinates"),
         (masked_sheet(), {}, FileError, r"^points: \d of 60 are masked; .* points\[~points\.mask"),
         (PointCloud(masked_sheet()), {}, FileError, r"^points: \d of 60 are masked"),
@@ -114,6 +121,14 @@ def test_an_array_without_masked_points_and_a_number_of_numpy_are_taken():
     kept = points[~points.mask.any(axis=1)]
     made = upsample(kept, np.float32(2), model=small_model())
     assert np.array_equal(made, upsample(np.asarray(kept), 2.0, model=small_model()))
+
+
+def test_tensors_of_any_precision_and_with_gradients_are_taken_as_arrays_are():
+    points = torch.from_numpy(sheet(60)).bfloat16()
+    made = upsample(points.double().numpy(), 2.0, model=small_model())
+    for tensor in (points, points.double().requires_grad_()):
+        assert np.array_equal(upsample(tensor, 2.0, model=small_model()), made)
+        assert np.array_equal(upsample(PointCloud(tensor), 2, model=small_model()).positions, made)
 
 
 @pytest.mark.parametrize(
