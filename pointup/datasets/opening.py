@@ -24,6 +24,7 @@ from pointup.datasets.pair_writer import FOLDER
 from pointup.datasets.samples import Samples, SampleTable, write_sample_table
 from pointup.disk import acquire_lock, check_dataset_exists, written_whole
 from pointup.errors import DataError, FileError
+from pointup.io.cloud import warn_once
 from pointup.processes import num_cores
 from pointup.progress import tracked
 
@@ -62,12 +63,9 @@ def source_of_split(
     if split == "train":
         return split, np.setdiff1d(np.arange(number), held_out)
     if num_held_out:
-        logger.warning(
-            "%s has no validation split: %d of its %d train samples are held out for it, at random "
-            "and not by place",
-            label,
-            num_held_out,
-            number,
+        warn_once(
+            f"{label} has no validation split: {num_held_out} of its {number} train samples are "
+            "held out for it, at random and not by place"
         )
     return "train", held_out
 

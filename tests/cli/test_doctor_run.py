@@ -60,6 +60,14 @@ def test_bad_samples_are_named_and_a_dataset_without_good_ones_fails(tmp_path):
     assert missing.level == "fail" and "none" in missing.text
 
 
+def test_what_looks_wrong_with_pairs_is_a_warning(tmp_path):
+    write_pairs([Pair("a", cloud(40), cloud(20))], [Pair("b", cloud(20), cloud(40))],
+                tmp_path / "pairs", {})  # fmt: skip
+    train, note, validation = data_findings(str(tmp_path / "pairs"), 12, "auto")
+    assert (train.level, note.level, validation.level) == ("ok", "warn", "ok")
+    assert "are they swapped?" in note.text and "pointup inspect" in note.remedy
+
+
 def test_a_dataset_of_one_pair_fails_with_what_training_would_say(tmp_path):
     folder = tmp_path / "pairs"
     write_pairs([Pair("only", cloud(20), cloud(40))], [], folder, {})

@@ -135,6 +135,18 @@ def test_separate_files_are_paired_by_their_names(shapes):
         assert middle[0] == middle[1], name
 
 
+def test_shapes_that_the_borders_of_tiles_cut_are_noted(shapes, capsys):
+    note = "note: a and others are smaller than a tile, and are cut at multiples of 10"
+    assert separate_pairs(shapes) == 0
+    assert "smaller than a tile" not in capsys.readouterr().err
+    for path in (*shapes.glob("coarse/*.npy"), *shapes.glob("fine/more/*.xyz")):
+        points = np.load(path) if path.suffix == ".npy" else np.loadtxt(path)
+        centred = points - points.mean(axis=0)
+        np.save(path, centred) if path.suffix == ".npy" else np.savetxt(path, centred)
+    assert separate_pairs(shapes, "--tile", 10, "--overwrite") == 0
+    assert note in capsys.readouterr().err
+
+
 def test_separate_files_that_are_read_as_one_survey_are_noted(shapes, capsys):
     sides = ("--source", shapes / "coarse", "--target", shapes / "fine", "--tile", 1e4)
     note = "note: 5 files of each side have the same names, and nearly the same place: they become"

@@ -141,6 +141,7 @@ def test_without_a_validation_split_the_same_tenth_is_held_out_with_a_warning(tm
     assert len(validation) == 3
     assert sorted(train + validation) == sorted(f"p{i}" for i in range(30))
     assert list(open_samples(tmp_path / "pairs", "validation").names) == validation
+    assert caplog.text.count("no validation split") == 1
 
 
 def test_one_sample_can_be_trained_on_but_not_split(tmp_path):

@@ -45,6 +45,7 @@ from pointup.upsampling.store.point_store import Store
         ("in.las", "out.las", ["--ratio", "2", "--density", "3"], "give one"),
         ("in.las", "out.las", ["--only-new", "--no-originals"], "give one"),
         ("in.las", "out.las", ["--only-new", "--ratio", "1"], "no points to write"),
+        ("in.las", "out.las", ["--only-new", "--ratio", "1"], "none are new; raise --ratio or"),
         ("in.las", "out.las", ["--tile", "0"], "must be positive"),
         ("in.las", "out.las", ["--classes", "9"], "has 0 of 300 points without noise, withheld p"),
         ("in.las", "out.las", ["--classes", "ground", "2"], "--classes ground 2: give numbers, as"),

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 import pointup
+from pointup.datasets.checks import notes_on_pairs
 from pointup.datasets.opening import open_samples
 from pointup.disk import read_json
 from pointup.errors import DataError, FileError, PointupError
@@ -351,6 +352,8 @@ def data_findings(name: str, min_points: int, token_budget: int | str | None) ->
             yield warn(subject, f"{text}; {len(bad):,} bad: {reasons}", remedy)
         else:
             yield ok(subject, text)
+        for note in notes_on_pairs(samples):
+            yield warn(subject, note, f"see `pointup inspect {name}`")
         if isinstance(token_budget, int) and tokens.max() > token_budget:
             largest = samples.names[int(tokens.argmax())]
             text = f"{largest} has {tokens.max():,} points, more than the token budget of"

@@ -329,7 +329,9 @@ class SurveyDataset:
         tiling = self.tiling
         places = self._sort_places(making)
         note_overlapping(places)
-        if not tiling.separate and places:
+        if tiling.separate:
+            note_cut_shapes(places, tiling.tile)
+        elif places:
             note_stacked(self.sides, places[0])
         tiles = [place.tiles_with(self.fewest_points) for place in places]
         if not any(map(len, tiles)):
@@ -607,6 +609,20 @@ def note_overlapping(places: list[Place]) -> None:
                 "file show ground that training pairs of another show"
             )
             return
+
+
+def note_cut_shapes(places: list[Place], tile: float) -> None:
+    """Print a note if most separate surveys are smaller than a tile, as shapes are, and cut."""
+    import numpy as np
+
+    extents = [np.array(place.extent(-1))[:, :2] for place in places]
+    small = [np.ptp(extent, axis=0).max() < tile for extent in extents]
+    is_cut = [np.ptp(extent // tile, axis=0).any() for extent in extents]
+    if places and np.mean(np.logical_and(small, is_cut)) > 0.5:
+        note(
+            f"{places[0].stem} and others are smaller than a tile, and are cut at multiples of "
+            f"{tile:g}; for whole shapes make pairs in Python, by pointup.datasets.pair_writer"
+        )
 
 
 def note_stacked(sides: Sequence[Sequence[Path]], place: Place) -> None:

@@ -168,6 +168,8 @@ def upsample_survey(
         if isinstance(error, NoPointsError) and copies_rest:
             nothing_in.append(f"{job.source}: nothing to write, skipped")
         elif error:
+            if isinstance(error, NoPointsError):
+                error = FileError(f"{error}: none are new; raise --ratio or --density")
             errors.append(error)
             continue
         else:
