@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import tyro
@@ -93,7 +93,7 @@ Switch = Annotated[bool, Field(strict=True)]
 class TrainConfig:
     """Train a point cloud upsampler."""
 
-    RARELY_SET: ClassVar = (
+    RARELY_SET = (
         "accumulation_steps clip_norm collective_timeout debug ema_decay gradient_checkpointing "
         "hang_timeout keep_checkpoints log_every loss lr_scaling max_clouds max_ratio "
         "max_unreadable model network num_pictures on_save_error patience ratio reference_clouds "

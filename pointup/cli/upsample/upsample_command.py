@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -46,7 +46,7 @@ class Upsample:
     `--help-all` lists all options.
     """
 
-    RARELY_SET: ClassVar = (
+    RARELY_SET = (
         "bounds force ground_density include_noise max_distance no_uncertainty oversampling redo "
         "seed separate shard tile token_budget"
     )
