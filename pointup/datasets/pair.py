@@ -57,8 +57,9 @@ class Pair:
 
         `others` are further attributes of the pair.
         """
-        origin = source.mean(axis=0)
-        source, target = ((points - origin).astype(np.float32) for points in (source, target))
+        clouds = [np.asarray(points, dtype=np.float64) for points in (source, target)]
+        origin = clouds[0].mean(axis=0)
+        source, target = ((points - origin).astype(np.float32) for points in clouds)
         return cls(name, source, target, origin, **others)
 
     def clouds(self) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from datasets import load_from_disk
 from test_pair_dataset import UTM, cloud, pairs
 
@@ -52,6 +53,15 @@ def test_pairs_are_read_as_they_were_written(tmp_path):
     info = json.loads((tmp_path / "pairs" / "pointup.json").read_text())
     assert info["made_by"] == "test" and info["contents"].keys() == {"train", "validation"}
     assert sorted(load_from_disk(tmp_path / "pairs")) == ["train", "validation"]
+
+
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist, torch.from_numpy])
+def test_a_pair_is_centred_whatever_holds_its_points(kind):
+    points = UTM + cloud(40).astype(np.float64)
+    pair = Pair.centred("hill", kind(points[::4]), kind(points))
+    assert pair.origin.dtype == np.float64
+    assert pair.source.dtype == pair.target.dtype == np.float32
+    assert np.abs(pair.origin + pair.target - points).max() < 1e-6
 
 
 def test_surfaces_are_saved_beside_the_pairs(tmp_path):
