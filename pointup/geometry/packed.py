@@ -265,7 +265,10 @@ def check_clouds(*clouds: tuple[Tensor, Tensor]) -> None:
         return
     # The points are often their own queries.
     distinct = clouds[:1] if clouds[0][0] is pos else clouds
-    for _, ptr in distinct:
+    for pos, ptr in distinct:
+        if not (isinstance(pos, Tensor) and isinstance(ptr, Tensor)):
+            kinds = f"{type(pos).__name__} and {type(ptr).__name__}"
+            raise ValueError(f"points and ptr are {kinds}: make tensors, as by torch.as_tensor")
         _check_kind(ptr)
     answers = [
         torch.stack([*_summary(ptr), torch.isfinite(pos).all().to(ptr.dtype)])

@@ -211,6 +211,9 @@ def test_a_ptr_that_does_not_fit_the_points_is_refused():
     for wrong in (torch.tensor([0, 6], dtype=torch.int32), torch.tensor([[0, 6]])):
         with pytest.raises(ValueError, match=r"must be \(B \+ 1,\) int64"):
             knn(pos, wrong, 1)
+    for wrong in (torch.zeros(5, 3).numpy(), [0, 5]), (torch.zeros(5, 3), [0, 5]):
+        with pytest.raises(ValueError, match=r"^points and ptr are \w+ and list: make tensors"):
+            knn(*wrong, 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 clouds of queries for 1 clouds of points"):
         nearest(pos, torch.tensor([0, 3, 6]), pos, torch.tensor([0, 6]))
     with pytest.raises(ValueError, match="k must be at least 1"):
