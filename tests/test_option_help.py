@@ -13,7 +13,7 @@ from pointup.training.config import TrainConfig, parse_command_line
 
 WIDTH = 4000
 SUBCOMMANDS = {
-    "prepare": ("meshes", "thin", "pairs", "scenes", "join", "h5", "default"),
+    "prepare": ("meshes", "clouds", "thin", "pairs", "scenes", "join", "h5", "default"),
     "evaluate": ("lidar", "shapes", "pairs"),
 }
 COMMANDS = [

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     # The training modules take seconds and 200 MB to import; upsampling uses this module too.
     from pointup.training.config import TrainConfig
 
-PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs", "prepare passes": "inputs"}
+PREPARED_FROM = {
+    **dict.fromkeys(("prepare pairs", "prepare clouds"), "source"),
+    **dict.fromkeys(("prepare thin", "prepare passes"), "inputs"),
+}
 """The entry of pointup.json that lists the sparse files, for each `pointup prepare` command."""
 
 MAX_RATIO = 16.0
@@ -69,6 +72,9 @@ def training_command(data: Path, preset: str | None = None) -> str:
         is_alone = not torch.cuda.device_count() and not Path(default_config_file).is_file()
         start = "pointup train" if is_alone else start
         start += f" --config {preset}"
+    if str(_description(data).get("made_by", "")).endswith("prepare clouds"):
+        # They are few, without normals.
+        start += " --initial-model shapes"
     return f"{start} {shlex.join(['--data', str(data), '--output-dir', str(output_dir)])}"
 
 

@@ -1,4 +1,4 @@
-"""Makes the pairs of a block of tiles, and of a region of a large survey."""
+"""Makes the pairs of a block of tiles, of a region of a large survey, and of two whole clouds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from pointup.datasets.survey_tiles import (
 from pointup.disk import scratch_errors, written_whole
 from pointup.errors import FileError, PointupError
 from pointup.geometry.grids import without_holes
+from pointup.io.cloud import is_noise, is_synthetic
 from pointup.io.extents import FileExtent
+from pointup.io.files import read_points
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,25 @@ def two_survey_pairs(block: TileBlock, *, min_points: int) -> BlockPairs:
         for pair in block.pairs(name, sources[name], targets[name], min_points)
     ]
     return BlockPairs(pairs, num_read - num_once, num_once - num_common)
+
+
+# A cloud of fewer points has no surface.
+_FEWEST = 4
+
+
+def whole_pair(name: str, source: Path, target: Path) -> Pair:
+    """The pair of two whole clouds, such as scans of an object, without repeated points and noise.
+
+    Raises the errors of `read_points`, and FileError for a cloud of fewer than 4 points.
+    """
+    clouds = []
+    for path in (source, target):
+        cloud = read_points(path)
+        points = cloud.positions[~(is_noise(cloud) | is_synthetic(cloud))]
+        clouds.append(points[first_occurrences(points)])
+        if len(clouds[-1]) < _FEWEST:
+            raise FileError(f"{path}: has {len(clouds[-1])} points; at least {_FEWEST} are needed")
+    return Pair.centred(name, *clouds, vertical=False)
 
 
 def thinned_pairs(

@@ -147,6 +147,32 @@ def test_shapes_that_the_borders_of_tiles_cut_are_noted(shapes, capsys):
     assert note in capsys.readouterr().err
 
 
+def test_whole_clouds_are_paired_by_their_names_without_tiles(shapes, capsys):
+    sides = ("--source", shapes / "coarse", "--target", shapes / "fine" / "more")
+    options = ("--validation", 0.2, "-o", shapes / "whole")
+    twice = np.load(shapes / "coarse" / "a.npy")
+    np.save(shapes / "coarse" / "a.npy", np.concatenate([twice, twice[:5]]))
+    assert run("clouds", *sides, *options) == 0
+    pairs = both(shapes / "whole")
+    assert len(read(shapes / "whole", "validation")) == 1
+    assert sorted(pairs) == list("abcde")
+    for name, pair in pairs.items():
+        once = np.load(shapes / "coarse" / f"{name}.npy")[: len(twice)]
+        dense = np.loadtxt(shapes / "fine" / "more" / f"{name}.xyz")
+        np.testing.assert_allclose(pair["source"], once[np.lexsort(once.T)], atol=1e-3)
+        np.testing.assert_allclose(pair["target"], dense[np.lexsort(dense.T)], atol=1e-3)
+        assert not pair["vertical"]
+    assert "--initial-model shapes" in capsys.readouterr().out
+    (shapes / "coarse" / "b.npy").unlink()
+    assert run("clouds", *sides, *options, "--overwrite") == 1
+    assert "1 of 5 names are on one side only" in capsys.readouterr().err
+    np.save(shapes / "coarse" / "b.npy", np.zeros((9, 3)))
+    assert run("clouds", *sides, *options, "--overwrite") == 1
+    assert "left out: " in (message := capsys.readouterr().err)
+    assert "b.npy: has 1 points; at least 4 are needed" in message
+    assert len(both(shapes / "whole")) == 4
+
+
 def test_separate_files_that_are_read_as_one_survey_are_noted(shapes, capsys):
     sides = ("--source", shapes / "coarse", "--target", shapes / "fine", "--tile", 1e4)
     note = "note: 5 files of each side have the same names, and nearly the same place: they become"

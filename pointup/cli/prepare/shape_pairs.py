@@ -1,4 +1,4 @@
-"""`pointup prepare meshes`, `h5` and `default`: make pair datasets of shapes."""
+"""`pointup prepare meshes`, `clouds`, `h5` and `default`: make pair datasets of shapes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
+
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
 from pointup.cli.prepare.new_dataset import NewDataset, chosen, parse_range
+from pointup.cli.prepare.survey_pairs import paired_files
 from pointup.errors import ConfigError, FileError
 from pointup.option_help import optional
 from pointup.progress import tracked
@@ -141,6 +144,50 @@ def _one_of_each(paths: list[Path]) -> list[Path]:
             f"{meshes[_mesh_of(twice)]} and {twice.name}: one file of each is used"
         )
     return list(meshes.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clouds:
+    """Make pairs of whole clouds, such as scans of objects: a sparse and a dense file of each.
+
+    They are not cut into tiles, and any side may be up.
+    """
+
+    source: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...")]
+    """Sparse clouds: files, or folders of files."""
+    target: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...")]
+    """Dense clouds: a file for each of --source in the same coordinates, with its name whatever the
+    extension; files in folders by their paths in them."""
+    by_order: bool = False
+    """Pair files in their order, whatever their names."""
+    dataset: NewDataset
+
+    def run(self) -> int:
+        import numpy as np
+
+        from pointup.datasets.block_pairs import whole_pair
+        from pointup.datasets.survey_tiles import hold_out
+
+        sources, targets = paired_files(self.source, self.target, self.by_order)
+        named = name_inputs(sources)
+        numbers = np.column_stack([np.arange(len(named)), np.zeros(len(named), np.int64)])
+        (held_out,) = hold_out([numbers], self.dataset.validation, self.dataset.seed, block=1)
+        calls = [
+            partial(whole_pair, name, source, target)
+            for (name, source), target in zip(named.items(), targets, strict=True)
+        ]
+        with self.dataset.making() as making:
+
+            def pairs(is_validation: bool, title: str) -> Iterator[Pair]:
+                rows = np.flatnonzero(held_out == is_validation).tolist()
+                return making.each([calls[row] for row in rows], len(rows), title)
+
+            return making.write(
+                pairs(False, "training clouds"),
+                pairs(True, "validation clouds"),
+                {"command": "prepare clouds", **chosen(self, "source", "target")},
+                shapes={name: _mesh_of(path) for name, path in named.items()},
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

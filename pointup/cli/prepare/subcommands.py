@@ -1,4 +1,4 @@
-"""`pointup prepare`: makes pairs from surveys, meshes, HDF5 patches and simulated scenes."""
+"""`pointup prepare`: makes pairs from surveys, shapes and simulated scenes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tyro
 
 from pointup.cli.prepare.join import Join
 from pointup.cli.prepare.scenes import Scenes
-from pointup.cli.prepare.shape_pairs import H5, Default, Meshes
+from pointup.cli.prepare.shape_pairs import H5, Clouds, Default, Meshes
 from pointup.cli.prepare.survey_pairs import Pairs, Passes, Thin
 
 Source = (
@@ -17,6 +17,7 @@ Source = (
     | Annotated[Thin, tyro.conf.subcommand("thin")]
     | Annotated[Passes, tyro.conf.subcommand("passes")]
     | Annotated[Meshes, tyro.conf.subcommand("meshes")]
+    | Annotated[Clouds, tyro.conf.subcommand("clouds")]
     | Annotated[H5, tyro.conf.subcommand("h5")]
     | Annotated[Scenes, tyro.conf.subcommand("scenes")]
     | Annotated[Default, tyro.conf.subcommand("default")]
@@ -26,7 +27,7 @@ Source = (
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Make a pair dataset from surveys, meshes, HDF5 patches, simulated scenes or pair datasets."""
+    """Make a pair dataset from surveys, shapes, simulated scenes or pair datasets."""
 
     source: Source
 

@@ -118,22 +118,7 @@ class Pairs(SurveyOptions):
             raise ConfigError("--by-order: pairs separate files; add --separate")
         if not self.tiling.separate or len(sides[0]) == len(sides[1]) == 1:
             return sides
-        if self.by_order:
-            if len(sides[0]) != len(sides[1]):
-                raise ConfigError(
-                    f"--by-order: --source has {len(sides[0])} files and --target {len(sides[1])}; "
-                    "name as many of each"
-                )
-            return sides
-        sources, targets = _by_name(self.source), _by_name(self.target)
-        alone = sorted(sources.keys() ^ targets.keys())
-        if alone:
-            files = ", ".join(str(sources.get(name) or targets[name]) for name in alone)
-            raise ConfigError(
-                f"{len(alone)} of {len(sources.keys() | targets.keys())} names are on one side "
-                f"only: {files}; name files of a pair alike, or pair them in order with --by-order"
-            )
-        return [list(sources.values()), [targets[name] for name in sources]]
+        return paired_files(self.source, self.target, self.by_order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +209,29 @@ class Passes(SurveyOptions):
             dataset=self.dataset,
             with_passes=True,
         ).run("prepare passes", {name: value or "as flown" for name, value in info.items()})
+
+
+def paired_files(
+    source: Sequence[Path], target: Sequence[Path], by_order: bool
+) -> list[list[Path]]:
+    """The files of both sides, those of a pair at the same position."""
+    if by_order:
+        sides = [_survey_files(source), _survey_files(target)]
+        if len(sides[0]) != len(sides[1]):
+            raise ConfigError(
+                f"--by-order: --source has {len(sides[0])} files and --target {len(sides[1])}; "
+                "name as many of each"
+            )
+        return sides
+    sources, targets = _by_name(source), _by_name(target)
+    alone = sorted(sources.keys() ^ targets.keys())
+    if alone:
+        files = ", ".join(str(sources.get(name) or targets[name]) for name in alone)
+        raise ConfigError(
+            f"{len(alone)} of {len(sources.keys() | targets.keys())} names are on one side "
+            f"only: {files}; name files of a pair alike, or pair them in order with --by-order"
+        )
+    return [list(sources.values()), [targets[name] for name in sources]]
 
 
 def _survey_files(paths: Sequence[Path]) -> list[Path]:
@@ -621,7 +629,7 @@ def note_cut_shapes(places: list[Place], tile: float) -> None:
     if places and np.mean(np.logical_and(small, is_cut)) > 0.5:
         note(
             f"{places[0].stem} and others are smaller than a tile, and are cut at multiples of "
-            f"{tile:g}; for whole shapes make pairs in Python, by pointup.datasets.pair_writer"
+            f"{tile:g}; `pointup prepare clouds` makes pairs of whole shapes"
         )
 
 
