@@ -113,9 +113,10 @@ def outcome(
     metrics = METRICS | lidar_metrics()
     title = metrics[chosen_by].title.removesuffix(", mean")
     parts = sum(map(len, initial["parts"].values()))
-    units = f"{len(initial['parts']):,} validation pairs"
-    if parts > len(initial["parts"]):
-        units = f"{parts:,} parts of the {units}"
+    num_pairs = len(initial["parts"])
+    units = f"{num_pairs:,} validation pair{'s' * (num_pairs > 1)}"
+    if parts > num_pairs:
+        units = f"{parts:,} parts of {'the ' * (num_pairs > 1)}{units}"
     if kept is None or not kept["step"]:
         return (
             f"model/ holds the initial model {name}: on {units}, no step was better by more than "
