@@ -31,7 +31,6 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling import passes
 from pointup.upsampling.new_points import NewPoints
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.single_pass import upsampling_pass as job
 from pointup.upsampling.store.point_store import Store
 
 
@@ -175,11 +174,12 @@ def test_a_full_disk_leaves_nothing(tmp_path, command, monkeypatch):
     def full(*arguments: Any, **arrays: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(job.np, "savez", full)
-        result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
-    assert result.status == 1
-    assert is_one_line(result.err) and "No space left on device" in result.err
+    for at_work in ("numpy.savez", "pickle.dump"):
+        with monkeypatch.context() as patch:
+            patch.setattr(at_work, full)
+            result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
+        assert result.status == 1 and is_one_line(result.err)
+        assert "No space left on device; free space on its disk" in result.err
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert is_one_line(result.err) and "make room" in result.err

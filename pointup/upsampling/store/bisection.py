@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.disk import os_errors
+from pointup.disk import os_errors, scratch_errors
 
 KEY_BITS = 62
 
@@ -85,7 +85,7 @@ class BlockFiles:
 
     def save(self, block: int, what: str, **arrays: np.ndarray) -> None:
         path = self._path(block, what)
-        with os_errors(path, "written"), path.open("wb") as file:
+        with scratch_errors(path), path.open("wb") as file:
             pickle.dump(arrays, file, protocol=5)
 
     def load(self, block: int, what: str) -> nullcontext[dict[str, np.ndarray]]:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from scipy.spatial import cKDTree
 
-from pointup.disk import os_errors
+from pointup.disk import os_errors, scratch_errors
 from pointup.errors import DataError
 from pointup.io.cloud import PointCloud, check_extent, plain_name
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
@@ -151,7 +151,7 @@ def build_survey_store(
     that `takes_part` selects, (n,) bool for a chunk, are stored; None selects all. Positions are in
     the axes and the unit of the files, or, if not `upright`, in the cloud's own (`own_frame`).
 
-    Raises DataError for fewer than two distinct points, and FileError if the directory can't be
+    Raises DataError for fewer than two distinct points, and OSError if the directory can't be
     written.
     """
     return _build(files, directory, block_size, takes_part, order_places, upright)
@@ -165,7 +165,7 @@ def _build(
     ordered: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
     upright: bool,
 ) -> Store:
-    with os_errors(directory, "written"):
+    with scratch_errors(directory):
         low, extent, dtype, num_read, num_taken = spool_points(
             files, directory / "spool", takes_part
         )
