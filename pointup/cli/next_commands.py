@@ -177,10 +177,11 @@ def _ratio_of(data: Path) -> float | None:
 
 
 def _ratio_option(ratio: float | None, max_ratio: float) -> list[str]:
-    """The option of `pointup upsample` for a ratio, up to the largest one in training."""
+    """The option of `pointup upsample` for a ratio, up to the largest one in training; none for a
+    ratio that makes no points."""
     from pointup.upsampling.options import LARGEST_RATIO
 
-    if ratio is None or ratio < 1:
+    if ratio is None or round(ratio, 1) <= 1:
         return []
     used = min(ratio, max_ratio, LARGEST_RATIO)
     return ["--ratio", f"{round(used, 1 if used < 10 else None):g}"]

@@ -27,8 +27,8 @@ class Bounds:
         xmin, ymin, xmax, ymax = values
         if not (np.isfinite(values).all() and xmin < xmax and ymin < ymax):
             raise ConfigError(
-                f"--bounds {' '.join(f'{value:g}' for value in values)}: give XMIN YMIN XMAX YMAX, "
-                "with XMIN below XMAX and YMIN below YMAX"
+                f"--bounds {' '.join(f'{value:.10g}' for value in values)}: give XMIN YMIN XMAX "
+                "YMAX, with XMIN below XMAX and YMIN below YMAX"
             )
         return cls((xmin, ymin), (xmax, ymax))
 

@@ -147,6 +147,7 @@ def test_the_summary_of_a_dataset_says_how_long_its_preset_trains(tmp_path, caps
         (253, {}, 64.0, "--ratio 25"),
         (253, {}, 16.0, "--ratio 16"),
         (5, {}, 16.0, ""),
+        (10, {}, 16.0, ""),
         (53, {"ratio": 2.5}, 16.0, "--ratio 2.5"),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,22 @@ def test_a_folder_that_can_not_be_replaced_is_refused_before_the_work(
     assert run("thin", surveys / "dense", "-o", folder, "--overwrite") == 1
     error = capsys.readouterr().err
     assert error.endswith(f"{folder}: can't be replaced as a whole; name a folder in it\n")
+
+
+def test_a_place_where_no_folder_can_be_made_is_refused_before_the_work(
+    surveys, monkeypatch, capsys
+):
+    shut, file = surveys / "shut", surveys / "dense_in_one.npy"
+    shut.mkdir()
+    # A superuser, who may run the tests, can write in spite of permissions.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != shut)
+    for parent, text in (
+        (shut, "can't be written to"),
+        (file, "is a file, and a folder is needed"),
+    ):
+        assert run("thin", file, "-o", parent / "new" / "pairs") == 1
+        assert f"error: {parent}: {text}; choose another" in capsys.readouterr().err
+    assert not any(shut.iterdir())
 
 
 def test_an_interrupt_leaves_the_old_dataset_and_nothing_else(surveys, monkeypatch):

@@ -133,6 +133,9 @@ def test_bounds_leave_out_files_outside_and_read_those_near(tiles, tmp_path, mod
     assert "the files span x 500000" in capsys.readouterr().err
     assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", 2, 0, 1, 1) == 1
     assert "XMIN below XMAX" in capsys.readouterr().err
+    swapped = (500_002, 4_000_020.5, 500_039, 4_000_000)
+    assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", *swapped) == 1
+    assert "--bounds 500002 4000020.5 500039 4000000: " in capsys.readouterr().err
 
 
 def test_a_file_that_touches_the_bounds_without_a_point_inside_is_skipped_with_a_note(

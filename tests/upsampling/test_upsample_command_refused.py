@@ -150,6 +150,15 @@ def test_names_that_are_no_folder_are_refused_for_several_files(
     assert left_in(tmp_path) == ["a.npy", "b.npy"]
 
 
+def test_a_word_among_classes_is_a_file_that_is_missing(tmp_path, command):
+    write_random_las(tmp_path / "in.las")
+    words = tmp_path / "in.las", "-o", tmp_path / "out.las", "--classes", "2", "ground"
+    result = command(*words)
+    assert result.status == 1 and is_one_line(result.err)
+    assert "error: ground: no such file or folder" in result.err
+    assert left_in(tmp_path) == ["in.las"]
+
+
 def test_what_exists_or_is_marked_as_a_folder_is_one(tmp_path):
     write_points(tmp_path / "a.npy", PointCloud(positions(20)))
     (tmp_path / "made.laz").mkdir()

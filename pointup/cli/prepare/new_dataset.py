@@ -17,7 +17,14 @@ import tyro
 
 import pointup
 from pointup.cli.prepare.summary import print_summary
-from pointup.disk import acquire_lock, remove, replace_directory, scratch_errors, write_text
+from pointup.disk import (
+    acquire_lock,
+    check_output_folder,
+    remove,
+    replace_directory,
+    scratch_errors,
+    write_text,
+)
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 from pointup.processes import (
     call_each,
@@ -83,6 +90,7 @@ class OutputDirectory:
                 shutil.rmtree(scratch)
 
     def _check_output(self) -> None:
+        check_output_folder(self.output.parent)
         if not self.output.exists():
             return
         if not self.output.is_dir():

@@ -139,6 +139,8 @@ def plan_jobs(
     into_folder = needs_folder(inputs, output, is_folder)
     is_named_as_file = output.suffix.lower() in point_extensions and not output.is_dir()
     if into_folder and is_named_as_file and not is_folder:
+        if complaints:  # A word among classes was taken for a file.
+            raise complaints[0]
         raise ConfigError(
             f"-o {output}: has the name of a file, and the inputs need a folder; name one without "
             "an extension, or end it with /"
