@@ -163,14 +163,17 @@ def test_a_file_that_touches_the_bounds_without_a_point_inside_is_skipped_with_a
 
 
 def test_shards_write_each_file_once_and_use_the_files_that_border_on_theirs(
-    tiles, tmp_path, model
+    tiles, tmp_path, model, capsys
 ):
     assert upsample(model, tiles, "-o", tmp_path / "whole") == 0
+    capsys.readouterr()
     seen: list[set[str]] = []
     for k in (1, 2, 3):
         assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", f"{k}/3") == 0
         seen.append({p.name for p in (tmp_path / "out").glob("*.las")})
     assert [len(names) for names in seen] == [1, 2, 3]
+    own = re.findall(r"survey of \d files: (\d+) points in, ", capsys.readouterr().out)
+    assert sum(map(int, own)) == sum(len(rows(tiles / f"{i}.las")) for i in range(3))
     for i in range(3):
         name = f"{i}.las"
         sharded, at_once = rows(tmp_path / "out" / name), rows(tmp_path / "whole" / name)

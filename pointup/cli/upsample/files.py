@@ -615,7 +615,8 @@ class SortedFiles:
     """What the files of a survey gave.
 
     Attributes:
-        num_inside: the number of points of each file that lie within its bounds, by its number.
+        num_inside: the number of points of each file that lie within its bounds, by its number; 0
+            of a file that is only read.
         num_synthetic: how many of those read have the synthetic flag, of the files with any.
         left_out: the errors of files that can't be read, by number.
         num_vegetation: the number of points to upsample that are vegetation.
@@ -663,7 +664,7 @@ def sort_points(
                         f"that its neighbours are unknown; repair the header{remedy}"
                     )
                 inside = job.bounds.inside(chunk.positions).sum() if job.bounds else len(chunk)
-                files.num_inside[number] += int(inside)
+                files.num_inside[number] += 0 if job.is_context else int(inside)
                 if num_synthetic := int(is_synthetic(chunk).sum()):
                     before = files.num_synthetic.get(number, 0)
                     files.num_synthetic[number] = before + num_synthetic
