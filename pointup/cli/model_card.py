@@ -188,6 +188,9 @@ def _figures(run: RunRecord) -> str:
         f"Chamfer distance is {run.best['share_of_midpoints']:.1%} of that of the midpoint "
         "baseline, which uses no network. The table has the means over the pairs."
     )
+    if not run.best["step"]:
+        start = _name(run.options["initial_model"])
+        text = f"The model is the initial model {start}, unchanged: no step was better.\n\n{text}"
     sides = "<" + ">" * len(rows)
     conventions = _list([f"{metric.title}: {metric.convention}" for metric in metrics])
     return "\n\n".join([text, AS_WRITTEN, "\n".join(pipe_table(table, sides)), conventions])

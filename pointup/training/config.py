@@ -331,7 +331,8 @@ def options_of_file(path: Path, overridden: Sequence[str] = ()) -> TrainConfig:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"--config {path}: no such file") from None
+        presets = "`pointup config` lists the presets"
+        raise ConfigError(f"--config {path}: no such file or preset; {presets}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"--config {path}: can't be read as YAML ({reason})") from None

@@ -121,6 +121,16 @@ def test_the_hub_reads_datasets_base_model_and_figures_from_the_metadata_of_a_ca
     assert card.data.base_model is None
 
 
+def test_a_card_says_that_a_run_kept_its_initial_model(run):
+    read = read_run(run, "run")
+    read = replace(read, options=read.options | {"initial_model": "forest"})
+    kept = "The model is the initial model forest, unchanged"
+    for step in (0, 20):
+        best = replace(read, evaluations=[{**read.evaluations[0], "step": step, "is_kept": True}])
+        card = card_of_run(best, Upsampler(**SMALL), "me/wavy", "mit", "", "")
+        assert (kept in card) == (step == 0)
+
+
 def test_a_card_has_the_unit_of_the_surveys(tmp_path):
     sheet = tmp_path / "pairs"
     # Simulated scenes are in metres.

@@ -152,6 +152,16 @@ def test_lidar_upsamples_the_source_with_a_model(surveys, model):
     assert rows["model"]["to_reference"] != rows["midpoints"]["to_reference"]
 
 
+def test_the_figures_name_the_ratio_or_the_density_that_was_asked_for(surveys):
+    for words, ratio, density in ((["--ratio", 2], 2, None), (["--density", 9], None, 9)):
+        assert not evaluate(
+            "lidar", "--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz",
+            *words, "--json", surveys / "out.json",
+        )  # fmt: skip
+        content = figures_of(surveys / "out.json")
+        assert (content["ratio"], content["density"]) == (ratio, density)
+
+
 def test_figures_are_in_feet_where_the_files_are(surveys, capsys):
     for name in ("dense", "raised"):
         points = np.loadtxt(surveys / f"{name}.xyz") / 0.3048

@@ -132,6 +132,22 @@ def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(model
     assert not gap.search(fivefold)
 
 
+def test_the_figures_of_a_pair_name_its_ratio(pair_directory, tmp_path):
+    path = tmp_path / "out.json"
+    for ratio in (2, 3):
+        assert not evaluate("pairs", pair_directory, "--ratio", ratio, "--json", path)
+        assert {pair["ratio"] for pair in figures_of(path)["pairs"]} == {ratio}
+
+
+def test_only_what_is_measured_as_written_is_said_to_select_the_best_model(
+    pair_directory, model, capsys
+):
+    for words in ((), ("--as-written",)):
+        assert not evaluate("pairs", pair_directory, "--model", model, *words)
+        selects = "train.py selects the best model" in " ".join(capsys.readouterr().out.split())
+        assert selects == bool(words)
+
+
 def test_no_remark_compares_with_the_distance_of_a_source_on_the_surface(model, tmp_path, capsys):
     rng, surface, path = np.random.default_rng(0), torus(), tmp_path / "out.json"
     source, target = (surface.sample(n, rng)[0].astype(np.float32) for n in (60, 180))

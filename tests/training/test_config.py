@@ -150,7 +150,9 @@ def test_an_impossible_value_is_refused_in_a_line_that_names_the_option(options,
 
 
 def test_a_file_that_is_missing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"missing.yaml: no such file"):
+    with pytest.raises(
+        ConfigError, match=r"missing.yaml: no such file or preset; `pointup config` lists"
+    ):
         parse("--config", tmp_path / "missing.yaml")
 
 

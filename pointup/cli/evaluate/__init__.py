@@ -154,8 +154,8 @@ class EvaluatedPairs:
     """Model to evaluate: included model, directory or Hub repository. Without one, baselines,
     source and resampled ground truth are measured."""
     as_written: bool = False
-    """Evaluate the output of `pointup upsample`, with measured points kept, thinning and
-    relaxation. By default the output of the network is evaluated, as in validation."""
+    """Evaluate the output of `pointup upsample`, as validation in training does: with measured
+    points kept, thinning and relaxation. By default the output of the network is evaluated."""
     oversampling: Oversampling = None
     """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`.
     Needs --as-written. By default the model's own value."""

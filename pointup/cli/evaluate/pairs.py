@@ -178,10 +178,11 @@ def report(
     if shares := [value for value in shares if np.isfinite(value)]:
         share = share_of_midpoints(means)
         score = float(np.mean(shares))
+        use = ", by which train.py selects the best model" if options.as_written else ""
         heading.append(
             f"Chamfer of the model lower than that of the midpoints for "
-            f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares, by "
-            f"which train.py selects the best model: {score:.1%}"
+            f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares{use}: "
+            f"{score:.1%}"
         )
     having = {row: sum(row in rows for rows in in_order) for row in ROWS if row in means}
     columns = {
@@ -203,7 +204,7 @@ def report(
         "mean_chamfer_share_of_midpoints": score,
         "means": means,
         "uncertainty": found,
-        "pairs": [{"name": pair.name, "rows": pair.rows} for pair in measured],
+        "pairs": [{"name": p.name, "ratio": p.ratio, "rows": p.rows} for p in measured],
         "bad": [{"name": sample.name, "reason": sample.reason} for sample in bad],
         "remarks": remarks,
     }
