@@ -183,7 +183,8 @@ class Evaluation:
             record["parts"] = [share]
             if self.per_side > 1 and config.choose_by == "chamfer":
                 parts = chamfer_of_parts(points["model"], target, self.per_side, core)
-                record["parts"] = [each / everything["midpoints"]["chamfer"] for each in parts]
+                # Parts have unequally many points; their mean is to be that of the whole pair.
+                record["parts"] = [share * each / (np.mean(parts) or 1.0) for each in parts]
         if index in self.drawn:
             record["picture"] = self._picture(index, points, target)
         return record

@@ -44,6 +44,9 @@ def test_a_cloud_too_large_for_the_memory_does_not_make_a_model_unusable(
         patch.setattr(pairs, "upsampled_pairs", without_memory)
         left = evaluate(evaluation, upsampler)
     assert np.isfinite(left.score) and len(left.shares) == len(data.validation) - 1
+    # Parts of few pairs have unequally many points, and the score is the mean of the pairs.
+    assert {len(parts) for parts in left.parts.values()} == {9}
+    assert left.score == pytest.approx(np.mean(left.shares))
     for weights in upsampler.parameters():
         weights.data.fill_(torch.nan)
     assert evaluate(evaluation, upsampler).score == np.inf
