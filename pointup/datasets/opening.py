@@ -103,7 +103,7 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
         if path.is_dir() and not (saved or _has_tables(path)):
             raise DataError(
                 f"{path}: can't be opened: it holds no dataset of `pointup prepare`, and no Arrow "
-                "or Parquet files"
+                "or Parquet files; make one, or name a file of points"
             ) from error
         reason = (str(error).strip() or repr(error)).splitlines()[0][:200]
         place = "can't be opened" if path.exists() else "no such directory, and as a Hub id"

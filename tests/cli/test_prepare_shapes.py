@@ -40,6 +40,14 @@ def test_all_pairs_of_a_mesh_are_in_the_same_split(meshes, tmp_path):
         assert len(pair["target_normals"]) == len(pair["target"]) == 80
 
 
+def test_a_rule_for_meshes_that_are_not_there_is_noted(meshes, tmp_path, capsys):
+    rules = ("--samples-for", "cda_*=1", "cad_*=1")
+    assert run("meshes", meshes, *SMALL, *rules, "-o", tmp_path / "out") == 0
+    message = capsys.readouterr().err
+    assert "note: --samples-for cda_*=1: no training mesh has such a name" in message
+    assert message.count("--samples-for") == 1
+
+
 def test_validation_meshes_can_be_named(meshes, tmp_path):
     options = [*SMALL, "--validation-meshes", meshes / "a", "--pattern", "random"]
     assert run("meshes", meshes, *options, "-o", tmp_path / "out") == 0

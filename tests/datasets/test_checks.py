@@ -215,6 +215,14 @@ def test_sides_in_different_units_are_noted(tmp_path):
         assert wide in notes and ("same unit" in notes) == (name != "same")
 
 
+def test_stray_returns_are_no_other_unit(tmp_path):
+    source, target = cloud(60), cloud(240, 1)
+    target[::50, 2] += 50
+    pair = Pair("stray", source, target)
+    write_pairs([pair] * 3, [pair], tmp_path / "stray", {})
+    assert "same unit" not in " ".join(notes_on_pairs(open_samples(tmp_path / "stray", "train")))
+
+
 def test_no_bad_sample_is_held_out_while_there_are_good_ones(tmp_path):
     def rows_of(split: str, bad: set[int]) -> list[int]:
         sides = {"source": [cloud(20).tolist()] * 9, "target": [cloud(80).tolist()] * 9}

@@ -127,7 +127,10 @@ def test_a_folder_is_opened_by_the_name_of_the_working_directory(tmp_path, monke
     monkeypatch.chdir(tmp_path / "full")
     assert len(load_splits(".")["train"]) == 1
     monkeypatch.chdir(tmp_path / "run")
-    message = "can't be opened: it holds no dataset of `pointup prepare`, and no Arrow or Parquet"
+    message = (
+        "can't be opened: it holds no dataset of `pointup prepare`, and no Arrow or Parquet "
+        "files; make one, or name a file of points"
+    )
     with pytest.raises(DataError, match=message):
         load_splits(".")
 
