@@ -355,6 +355,11 @@ def test_the_summary_says_that_there_are_no_new_points(tmp_path, command):
     source = in_system(tmp_path / "a.las", METRES)
     result = command(source, "-o", tmp_path / "out.las", "--ratio", "1")
     assert "no new points" in result.out and "at most" not in result.out
+    assert result.err == ""
+    options = ("--ratio", "2", "--max-uncertainty", "1e-9")
+    result = command(source, "-o", tmp_path / "none.las", *options, model="lidar")
+    assert "no new points" in result.out
+    assert "note: no new point is within --max-uncertainty 1e-09; give a larger one" in result.out
 
 
 @pytest.mark.parametrize(

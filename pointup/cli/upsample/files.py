@@ -212,7 +212,7 @@ def _copy_each(
 def notes_on_output(
     store: Store, options: UpsampleOptions, model: Upsampler, num_class_2: int, summary: Summary
 ) -> list[str]:
-    """Notes on new points of another class than the measured ones, and on a missed density."""
+    """Notes on new points of another class than the measured ones, none, and a missed density."""
     notes = []
     if options.above_ground and summary.num_new:
         of_measured = num_class_2 / int(store.num_taken.sum())
@@ -223,6 +223,11 @@ def notes_on_output(
                 "class 2: a new point gets it where it lies on the ground, not by the class of its "
                 "neighbours"
             )
+    if options.max_uncertainty is not None and not summary.num_new:
+        notes.append(
+            f"note: no new point is within --max-uncertainty {options.max_uncertainty:g}; give a "
+            "larger one"
+        )
     if options.density is not None:
         unreached = UnreachedArea(store).share()
         if unreached > _MOST_UNREACHED:
