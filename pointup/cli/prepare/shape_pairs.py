@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import filter as filter_names
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -83,7 +82,7 @@ class Meshes:
         validation = {name_of[_mesh_of(path)]: path for path in held_out}
         num_samples = {n: self._samples_of(n) for n in meshes if n not in validation}
         for rule in self.samples_for:
-            if not filter_names(num_samples, rule.rpartition("=")[0]):
+            if not any(fnmatch(name, rule.rpartition("=")[0]) for name in num_samples):
                 note(f"--samples-for {rule}: no training mesh has such a name")
         train = {name: meshes[name] for name, number in num_samples.items() if number}
         if self.dataset.validation and not self.validation_meshes:
