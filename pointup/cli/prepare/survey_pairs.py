@@ -629,7 +629,8 @@ def note_cut_shapes(places: list[Place], tile: float) -> None:
     if places and np.mean(np.logical_and(small, is_cut)) > 0.5:
         note(
             f"{places[0].stem} and others are smaller than a tile, and are cut at multiples of "
-            f"{tile:g}; `pointup prepare clouds` makes pairs of whole shapes"
+            f"{tile:g}; move each into one tile, or make pairs of two files by "
+            "`pointup prepare clouds`"
         )
 
 
