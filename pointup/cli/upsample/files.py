@@ -212,7 +212,8 @@ def _copy_each(
 def notes_on_output(
     store: Store, options: UpsampleOptions, model: Upsampler, num_class_2: int, summary: Summary
 ) -> list[str]:
-    """Notes on new points of another class than the measured ones, none, and a missed density."""
+    """Notes on the classes of new points, a largest uncertainty that leaves none, and a missed
+    density."""
     notes = []
     if options.above_ground and summary.num_new:
         of_measured = num_class_2 / int(store.num_taken.sum())
