@@ -11,10 +11,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import active_children, get_all_start_methods, get_context
+from multiprocessing import active_children, get_all_start_methods, get_context, parent_process
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from threading import current_thread, main_thread
+from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import NoReturn, TypeVar
 
@@ -107,7 +107,24 @@ def _start_worker() -> None:
     import torch
 
     ignore_signals(number for number in STOP_SIGNALS if number != signal.SIGTERM)
+    end_with_parent()
     torch.set_num_threads(1)
+
+
+def end_with_parent() -> None:
+    """End this worker when the process that started it is gone, killed perhaps.
+
+    The system's parent of a worker may be a fork server, which lives as long as its workers.
+    """
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def num_cores() -> int:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
+import psutil
 import pytest
+from processes import pids_of
 
 from pointup import processes
 from pointup.errors import DataError, PointupError
@@ -50,6 +54,43 @@ def test_a_worker_that_dies_raises_an_error(monkeypatch):
     monkeypatch.setattr(processes, "SECONDS_ALONE", 0.0)
     with pytest.raises(PointupError, match="--num-workers"):
         list(call_each([die, die], num_workers=2))
+
+
+OF_A_COMMAND = """
+import time
+from functools import partial
+from pointup import processes
+processes.SECONDS_ALONE = 0.0
+list(processes.call_each([partial(time.sleep, 600)] * 2, num_workers=2))
+"""
+OF_A_TRAINING = """
+import sys, time, torch
+from pointup.datasets.batch import make_loader
+from pointup.datasets.opening import open_samples
+from pointup.datasets.pair_dataset import PairDataset
+samples = PairDataset(open_samples(sys.argv[1], "train"))
+keys = [[(0, 0)]] * 40
+batches = iter(make_loader(samples, keys, num_workers=2, device=torch.device("meta")))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("program", [OF_A_COMMAND, OF_A_TRAINING])
+def test_workers_and_their_fork_server_end_when_their_parent_is_killed(program, pair_directory):
+    parent = subprocess.Popen([sys.executable, "-c", program, str(pair_directory)])
+    try:
+        deadline = time.monotonic() + 120
+        # The program, the server with two workers, and the tracker of resources.
+        while len(pids := pids_of(parent.pid)) < 5:
+            assert time.monotonic() < deadline and parent.poll() is None
+            time.sleep(0.1)
+    finally:
+        parent.kill()
+        parent.wait()
+    deadline = time.monotonic() + 60
+    while left := [pid for pid in pids if psutil.pid_exists(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 def test_a_second_signal_does_not_disturb_the_clean_up():

@@ -26,7 +26,12 @@ from torch_geometric.data import Batch, Data
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import TrainingError
 from pointup.geometry.packed import batch_from_ptr, copied_ahead, ptr_from_sizes, to_device
-from pointup.processes import from_fork_server, ignore_signals, signals_blocked
+from pointup.processes import (
+    end_with_parent,
+    from_fork_server,
+    ignore_signals,
+    signals_blocked,
+)
 
 CPU = torch.device("cpu")
 PINNED_FOR = ("cuda", "xpu")
@@ -199,6 +204,7 @@ def _start_worker(worker_id: int) -> None:
     ignore_signals()
     # A handler runs between two bytecodes, so never during the creation of a shared-memory file.
     signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
+    end_with_parent()
     torch.set_num_threads(1)
 
 
