@@ -148,8 +148,8 @@ def test_help_takes_less_than_a_second():
 
 # Windows lacks these, where psutil does without them.
 WITHOUT_UNIX = """
-import os, psutil, sys
-del os.fork
+import os, psutil, signal, sys
+del os.fork, signal.SIGHUP, signal.SIGKILL, signal.SIGUSR1, signal.SIGUSR2
 sys.modules.update(dict.fromkeys(["fcntl", "grp", "pwd", "resource"]))
 """
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import tyro
 
 from pointup.disk import check_dataset_exists
+from pointup.errors import ConfigError
 from pointup.shipped import shipped_file
 
 
@@ -33,6 +34,8 @@ class Train:
 
 def run_train(args: Sequence[str]) -> int:
     """Run train.py with these arguments; returns its exit status."""
+    if sys.platform == "win32":
+        raise ConfigError("training on Windows needs WSL 2: run the same command there")
     # Before train.py imports PyTorch, which takes a second or more.
     is_first = os.environ.get("RANK", "0") == "0"
     data = args[args.index("--data") + 1 :] if is_first and "--data" in args else ()

@@ -84,6 +84,13 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         cli.main(["inspect", "x"])
 
 
+def test_training_on_windows_names_wsl_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert cli.main(["train", "--steps", "2"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "WSL 2" in line
+
+
 def test_an_interrupt_is_status_130(monkeypatch, capsys):
     fail_with(monkeypatch, KeyboardInterrupt())
     assert cli.main(["inspect", "x"]) == 130

@@ -15,9 +15,11 @@ from types import FrameType
 
 import psutil
 
+from pointup.processes import STOP_SIGNALS
 from pointup.terminal import print_error
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# Windows, where `pointup upsample` imports this module, has no SIGUSR1.
+SIGNALS = (*STOP_SIGNALS, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 ECHO_SECONDS = 0.7
 """A second SIGINT within this time counts as the first one, because Ctrl-C reaches a process from
 its terminal and from its launcher."""
