@@ -11,9 +11,11 @@ that results do not depend on tiles.
 from __future__ import annotations
 
 import functools
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -21,6 +23,7 @@ import numpy as np
 from scipy.interpolate import LinearNDInterpolator
 from scipy.spatial import Delaunay, QhullError
 
+from pointup.disk import os_errors, scratch_errors, written_whole
 from pointup.io.cloud import CLASSIFICATION, plain_name
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
@@ -33,9 +36,9 @@ _FEW_BLOCKS = 8
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
 # Side of a square, in cells, and number of squares in memory for each thread: 20 MB each. A block
-# at a corner needs four, and threads come back to them. Half of the work on a square is for its
-# margin; while one thread computes a larger square, others would wait longer.
-_SQUARE, _SQUARES_OF_THREAD = 128, 6
+# at a corner needs four. Half of the work on a square is for its margin; while one thread computes
+# a larger square, others would wait longer.
+_SQUARE, _SQUARES_OF_THREAD = 128, 4
 # Cells of the largest size around a place on which its ground depends, and those of which the
 # returns are corners of triangles.
 _MARGIN, _TRIANGLES_MARGIN = 7, 5
@@ -50,12 +53,15 @@ _MOST_ABOVE, _MOST_LIFT = 0.3, 0.4
 class Ground:
     """The ground below a stored cloud, in its coordinates.
 
-    The survey is divided into squares. Only those with points that are asked for are computed; the
-    last few are kept. Wrong measurements far away would span a single raster of millions of cells.
+    The survey is divided into squares. Only those with points that are asked for are computed, once
+    for all phases and processes: they are saved beside the store, and the last few are kept in
+    memory. Wrong measurements far away would span a single raster of millions of cells.
     """
 
     def __init__(self, measured: Store) -> None:
         self.side = cell_side(measured)
+        self._directory = measured.directory / "squares"
+        self._directory.mkdir(exist_ok=True)
         self._measured = measured
         self._low, self._high = measured.low[:, :2].min(axis=0), measured.high[:, :2].max(axis=0)
         # The last is the one that was used last.
@@ -94,7 +100,7 @@ class Ground:
         """Whether points (Q, 3) with these `numbers` (Q,) in the store are ground returns."""
         found = np.empty(len(points), dtype=bool)
         for rows, rectangle in self._rectangles(points):
-            found[rows] = np.isin(numbers[rows], rectangle.returns())
+            found[rows] = np.isin(numbers[rows], rectangle.returns)
         return found
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
@@ -129,7 +135,8 @@ class Ground:
                 low = _SQUARE * self.side * np.array([x, y])
                 high = np.minimum(low + _SQUARE * self.side, self._high)
                 low = np.maximum(low, self._low)
-                rectangle = _Rectangle(self._measured, self.side, low, high)
+                saved = self._directory / f"{x}_{y}"
+                rectangle = _Rectangle(self._measured, self.side, low, high, saved)
             self._kept[x, y] = rectangle
             self._threads.add(threading.current_thread())
             while len(self._kept) > _SQUARES_OF_THREAD * len(self._threads):
@@ -154,12 +161,32 @@ class _Once(Generic[Part]):
         return part
 
 
-class _Rectangle:
-    """`Ground` below one rectangle, whose cells are all in memory."""
+def _saved(compute: Callable[[_Rectangle], Part]) -> Callable[[_Rectangle], Part]:
+    """`compute`, but for a part that is on the disk, which is read in a hundredth of the time."""
 
-    def __init__(self, measured: Store, side: float, low: np.ndarray, high: np.ndarray) -> None:
+    def read_or_compute(rectangle: _Rectangle) -> Part:
+        path = rectangle.saved.with_name(f"{rectangle.saved.name}{compute.__name__}.pickle")
+        if path.exists():
+            with os_errors(path, "read"):
+                read: Part = pickle.loads(path.read_bytes())
+            return read
+        part = compute(rectangle)
+        with scratch_errors(path), written_whole(path) as new:
+            new.write_bytes(pickle.dumps(part, protocol=5))
+        return part
+
+    return read_or_compute
+
+
+class _Rectangle:
+    """`Ground` below one rectangle, whose cells are all in memory. Names of files with its parts
+    start with that of `saved`."""
+
+    def __init__(
+        self, measured: Store, side: float, low: np.ndarray, high: np.ndarray, saved: Path
+    ) -> None:
         self._measured, self._side, self._low, self._high = measured, side, low, high
-        self.lock, self.parts = threading.RLock(), dict[object, Any]()
+        self.saved, self.lock, self.parts = saved, threading.RLock(), dict[object, Any]()
 
     @_Once
     def _raster(self) -> Raster:
@@ -183,6 +210,7 @@ class _Rectangle:
         return np.asarray(is_near)
 
     @_Once
+    @_saved
     def _levels(self) -> list[Level]:
         """From the finest to the coarsest."""
         points, _, is_ground, cell = self._points
@@ -196,6 +224,7 @@ class _Rectangle:
         return levels
 
     @_Once
+    @_saved
     def _by_class(self) -> tuple[Triangles, np.ndarray]:
         """Triangles between points of class 2, and the depths (C,) below them that are allowed."""
         points, _, is_ground, cell = (values[self._is_near] for values in self._points)
@@ -210,6 +239,7 @@ class _Rectangle:
         return triangles, np.maximum(below, _NOISE * finest.around(noise, 0.0, np.maximum))
 
     @_Once
+    @_saved
     def _by_lowest(self) -> tuple[Triangles, np.ndarray]:
         """Triangles between ground returns, and whether returns lie far below them (C,)."""
         points, _, _, cell = self._points
@@ -228,6 +258,8 @@ class _Rectangle:
         far_below[cell[depth > _MOST_LIFT * self._side]] = 1.0
         return triangles, finest.around(far_below, 0.0, np.maximum) > 0
 
+    @_Once
+    @_saved
     def returns(self) -> np.ndarray:
         """Row numbers (G,) in the store of the ground returns: the lowest of cells."""
         number = self._points[1]
@@ -453,8 +485,11 @@ class _Triangulation(Delaunay):
     """Delaunay triangles, with their barycentric coordinates in closed form.
 
     SciPy solves a system of equations for each triangle: as long as the triangulation takes, and
-    three times as long in two threads.
+    three times as long in two threads. They are not pickled.
     """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "transform"}
 
     @functools.cached_property
     def transform(self) -> np.ndarray:

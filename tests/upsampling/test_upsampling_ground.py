@@ -65,14 +65,13 @@ def test_the_lowest_allowed_height_follows_a_slope_within_its_noise(make_store):
 def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells(
     make_store, monkeypatch
 ):
-    numbers: list[int] = []
+    numbers, make = list[int](), Raster.__init__
 
-    class Counted(Raster):
-        def __init__(self, *options: Any) -> None:
-            super().__init__(*options)
-            numbers.append(len(self))
+    def counted(raster: Raster, *options: Any) -> None:
+        make(raster, *options)
+        numbers.append(len(raster))
 
-    monkeypatch.setattr("pointup.upsampling.ground.Raster", Counted)
+    monkeypatch.setattr(Raster, "__init__", counted)
     far = np.array([[150_000.0, 0, 5], [240_000, 90_000, 9]])
     store = make_store(PointCloud(np.concatenate([forest().positions, far])), block_size=256)
     ground = Ground(store)
@@ -86,7 +85,8 @@ def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells
 @pytest.mark.parametrize("classified", [True, False])
 def test_squares_have_the_ground_of_the_whole(classified, make_store, monkeypatch):
     cloud = forest()
-    store = make_store(cloud if classified else PointCloud(cloud.positions), block_size=256)
+    cloud = cloud if classified else PointCloud(cloud.positions)
+    store, same = (make_store(cloud, block_size=256) for _ in range(2))
     there = store.read(0, len(store))["position"][::7]
     there = there - np.random.default_rng(0).random((len(there), 1)) * [0, 0, 1]
     points, numbers = store.read(0, len(store))["position"], np.arange(len(store))
@@ -98,7 +98,7 @@ def test_squares_have_the_ground_of_the_whole(classified, make_store, monkeypatc
     whole = Ground(store)
     floor, lifted, others = whole.floor(there), whole.lifted(there), of(whole)
     monkeypatch.setattr("pointup.upsampling.ground._SQUARE", 8)
-    parts = Ground(store)
+    parts = Ground(same)
     # Sums over cells run in another order.
     assert np.allclose(parts.floor(there), floor, atol=1e-6)
     assert np.allclose(parts.lifted(there), lifted, atol=1e-6) and (lifted > there).any()
@@ -121,7 +121,30 @@ def test_threads_that_ask_for_the_same_squares_have_them_computed_once(make_stor
     assert len(calls) == len(list(below._rectangles(points))) > 1
 
 
-def test_squares_that_were_used_last_are_kept_six_for_each_thread(make_store, monkeypatch):
+@pytest.mark.parametrize("classified", [True, False])
+def test_squares_are_computed_once_for_all_phases_and_processes(
+    classified, make_store, monkeypatch
+):
+    cloud = forest()
+    store = make_store(cloud if classified else PointCloud(cloud.positions), block_size=256)
+    points, numbers = store.read(0, len(store))["position"], np.arange(len(store))
+    monkeypatch.setattr(ground, "_SQUARE", 16)
+
+    def found(below: Ground) -> list[np.ndarray]:
+        returns = below.are_returns(points, numbers)
+        there = points - [0, 0, 0.3]
+        return [below.floor(there), below.lifted(there), returns, *below.is_on_surface(points)]
+
+    first = found(Ground(store))
+    computed = list[object]()
+    for of, name in [(ground, "_points_within"), (ground.Level, "__init__")]:
+        monkeypatch.setattr(of, name, lambda *of: computed.append(of))
+    for before, after in zip(first, found(Ground(store)), strict=True):
+        assert np.array_equal(before, after)
+    assert not computed
+
+
+def test_squares_that_were_used_last_are_kept_four_for_each_thread(make_store, monkeypatch):
     store = make_store(forest(), block_size=256)
     points = store.read(0, len(store))["position"]
     monkeypatch.setattr(ground, "_SQUARE", 4)

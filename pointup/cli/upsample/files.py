@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from pointup.cli.upsample.upsample_command import Upsample
 
 MAX_POINTS = 2_000_000_000
-# Disk space in bytes of a new point, and of a candidate until it is thinned out.
-POINT_BYTES, CANDIDATE_BYTES = 100, 16
+# Disk space in bytes of a new point, of a candidate until it is thinned out, and of the ground
+# around a measured point.
+POINT_BYTES, CANDIDATE_BYTES, GROUND_BYTES = 100, 16, 160
 # Share of the area without the target density from which on a note says so.
 _MOST_UNREACHED = 0.05
 # Shares of the new points from which on a note says so: on taken places, below all returns.
@@ -298,6 +299,7 @@ def check_size(
         )
     if options.density is None:
         needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES
+        needed += num_points * GROUND_BYTES * options.above_ground
         oversampling = options.oversampling_of(model.config)
         if oversampling > 1:
             needed += int(oversampling * needed)
