@@ -37,6 +37,8 @@ from pointup.io.las import COORDINATES, CREATION_DATE_OFFSET, iter_records
 
 LEGACY_COUNTS_OFFSET = 107
 INT32 = np.iinfo(np.int32)
+# Number of records that are written at a time: eight chunks of LAZ, each compressed by a thread.
+_BATCH = 400_000
 
 
 def copy_las(
@@ -86,6 +88,7 @@ class LasWriter(PointWriter):
             self._add_dimension(header, dimension)
         _drop_statistics(header)
         self.header = header
+        self._waiting = list[np.ndarray]()
         if self._conversion is not None:
             for name, values in self._conversion.ranges.items():
                 if name in known:
@@ -178,8 +181,8 @@ class LasWriter(PointWriter):
         for name, values in self._defaults(len(records)).items():
             if name not in records.array.dtype.names:
                 self._set(extended, name, values)
-        with os_errors(self.path, "written"), self._las_errors():
-            self._writer.write_points(extended)
+        with os_errors(self.path, "written"):
+            self._write(extended)
         self.num_points += len(records)
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
@@ -210,6 +213,16 @@ class LasWriter(PointWriter):
                 self._set(records, name, values)
         for name, values in flatten_attributes(unknown).items():
             self._set(records, name, values)
+        self._write(records)
+
+    def _write(self, records: laspy.ScaleAwarePointRecord) -> None:
+        self._waiting.append(records.array)
+        if sum(map(len, self._waiting)) >= _BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        records = self._zeros(0)
+        records.array, self._waiting = np.concatenate([records.array, *self._waiting]), []
         with self._las_errors():
             self._writer.write_points(records)
 
@@ -244,6 +257,7 @@ class LasWriter(PointWriter):
         records[name] = values
 
     def _end(self) -> None:
+        self._flush()
         with self._las_errors():
             if self.header.evlrs:
                 self._writer.write_evlrs(self.header.evlrs)
