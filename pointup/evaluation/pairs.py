@@ -251,9 +251,9 @@ def measure_to_surface(
 TITLES = {
     "source": "source",
     "midpoints": "midpoint baseline",
+    "resampled": "resampled ground truth",
     "prediction": "prediction",
     "model": "model",
-    "resampled": "second survey",
 }
 """Clouds that are shown beside the target, from left to right, and their titles."""
 

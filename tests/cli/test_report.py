@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from browser import open_browser
+from scipy.spatial import cKDTree
 from sheets import SMALL
 
 from pointup import Upsampler
@@ -87,7 +88,7 @@ def test_a_report_has_best_evaluations_options_that_differ_and_samples(data, tmp
     assert "device  cpu &lt;1&gt;" in html
     assert html.count("<svg") == 5
     # An untrained model equals the midpoint baseline in positions, not in density.
-    assert "4 of 4 validation pairs, measured with the network of" in html
+    assert "4 of 4 validation pairs, upsampled with the model of" in html
     assert "The share is the mean of the ratios of the pairs, not the ratio of the means." in html
     assert html.count("The figures are those of the output of `pointup upsample`") == 1
     assert html.count("data:image/png") == 3 and html.count("srcdoc=") == 1
@@ -116,6 +117,23 @@ def test_data_relative_to_the_folder_of_training_is_named_so_elsewhere(
     run = make_run(tmp_path / "beside", Path("pairs"), 0.003, [0.9])
     samples = samples_of_runs(read_runs([run]), 4)
     assert len(samples.scenes) == 3
+
+
+@pytest.mark.usefixtures("small_panels")
+def test_a_run_with_noise_replaces_the_points_of_noisy_samples(data, tmp_path):
+    is_kept = {}
+    for noise in (0.0, 0.5):
+        path = make_run(tmp_path / f"run {noise}", data, 0.003, [0.9])
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | {"noise_spacings": noise}))
+        scene = samples_of_runs(read_runs([path]), 4).scenes[0]
+        number = int(scene.name.split()[-1])
+        source, _, made, _ = (layer.positions for layer in scene.layers)
+        is_kept[noise] = [
+            float((cKDTree(found).query(points)[0] < 1e-6).mean())
+            for points, found in ((wavy(200, number), source), (source, made))
+        ]
+    assert is_kept == {0.0: [1.0, 1.0], 0.5: [0.0, 0.0]}
 
 
 def test_one_run_is_compared_with_the_defaults(data, tmp_path):

@@ -17,6 +17,7 @@ from pointup import Upsampler, upsample
 from pointup.cli.main import main
 from pointup.evaluation.common_extent import common_extent, find_ground
 from pointup.evaluation.lidar import SurveyReference
+from pointup.evaluation.pairs import ShownPair
 from pointup.evaluation.pu_gcn import Shape, measure_shape
 
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
@@ -273,6 +274,17 @@ def test_the_shapes_with_the_highest_median_and_lowest_cd_are_shown(tmp_path, mo
     assert scenes[0]["up"] == "y"
     assert f"CD {cd[in_order[0]]:.3g} x1e-3" in scenes[0]["note"]
     assert imread(picture).shape[1] == 16 + 4 * 256
+
+
+def test_the_ground_truth_shows_its_distance_to_the_model_beside_a_second_sampling():
+    truth = np.random.default_rng(0).random((20, 3))
+    model = truth + np.array([0, 0, 0.001])
+    clouds = {"source": truth[:5], "model": model, "resampled": truth[::2]}
+    *_, second, made, reference = ShownPair("", clouds, truth, vertical=False).scene().layers
+    assert [second.name, made.name] == ["resampled ground truth", "model"]
+    error = reference.channels["error"]
+    assert error.note == "to model"
+    assert error.values == pytest.approx(0.001, rel=1e-5)
 
 
 WRONG = [

@@ -127,8 +127,8 @@ def _samples(samples: ReportSamples, runs: Sequence[RunRecord], title: str) -> s
     measured = len(samples.shares)
     low, middle, high = np.percentile(samples.shares, [0, 50, 100])
     text = (
-        f"{measured:,} of {samples.num_pairs:,} validation pairs, measured with the network of "
-        f"{runs[0].name} alone: Chamfer distance {low:.1%} (best), {middle:.1%} (median) and "
+        f"{measured:,} of {samples.num_pairs:,} validation pairs, upsampled with the model of "
+        f"{runs[0].name}: Chamfer distance {low:.1%} (best), {middle:.1%} (median) and "
         f"{high:.1%} (worst) of that of the midpoint baseline; lower for "
         f"{np.mean(samples.shares < 1):.0%} of the pairs."
     )
@@ -314,7 +314,9 @@ def samples_of_runs(
 ) -> ReportSamples:
     """Measure validation pairs with the model of the first run, and upsample three with all.
 
-    `names_run` adds the name of the first run, whose figures they are, to the names of pictures.
+    As in validation, sources have the noise that the first run was trained with, and a run with
+    noise replaces the measured points. `names_run` adds the name of the first run, whose figures
+    they are, to the names of pictures.
     Raises DataError if the dataset of the first run is gone, ModelError without a model.
     """
     first = runs[0]
@@ -334,7 +336,8 @@ def samples_of_runs(
             f"{error}. A directory {' or '.join(missing)} is relative to the folder in which "
             f"{first.path} was trained; run this command in that folder"
         ) from error
-    pairs = PairDataset(usable)
+    noise = {run.name: run.options.get("noise_spacings") or 0.0 for run in runs}
+    pairs = PairDataset(usable, seed=first.options.get("seed") or 0, noise=noise[first.name])
     ratio, max_ratio = first.options.get("ratio"), float(first.options.get("max_ratio") or 16.0)
     places = np.linspace(0, len(pairs) - 1, min(max_pairs, len(pairs))).round().astype(int)
     shares = np.full(len(places), np.nan)
@@ -343,7 +346,9 @@ def samples_of_runs(
         by = training_ratio(batch, ratio, max_ratio)
         measured = clouds_of_pairs(batch, by)
         has_heights = [usable.is_vertical(int(index))]
-        measured["model"] = upsampled_pairs(batch, by, models[first.name], has_heights)
+        measured["model"] = upsampled_pairs(
+            batch, by, models[first.name], has_heights, originals=not noise[first.name]
+        )
         (rows,) = measure_clouds(batch, measured)
         midpoints = rows.get("midpoints", {}).get("chamfer")
         if midpoints and "model" in rows:
@@ -362,7 +367,9 @@ def samples_of_runs(
         by = training_ratio(batch, ratio, max_ratio)
         packed = {"source": batch.pos, BASELINE: clouds_of_pairs(batch, by)["midpoints"][0]}
         for name, model in models.items():
-            packed[name] = upsampled_pairs(batch, by, model, [vertical])[0]
+            packed[name] = upsampled_pairs(batch, by, model, [vertical], originals=not noise[name])[
+                0
+            ]
         origin = usable.origin(index)
         clouds = {name: points.cpu().numpy() + origin for name, points in packed.items()}
         target = batch.target.cpu().numpy() + origin
