@@ -117,6 +117,20 @@ def test_the_slider_of_a_colour_hides_the_points_above_it(opened):
     assert 0.3 * everything < half < 0.7 * everything and least < 0.05 * everything
 
 
+def test_points_that_a_slice_a_class_or_a_slider_hides_are_not_counted_as_drawn(opened):
+    changes = {
+        "": "50,000 of 50,000 points drawn",
+        "clip: {...viewer.state.clip, on: true}": "some of 50,000 points drawn",
+        "clip: {...viewer.state.clip, on: false}": "50,000 of 50,000 points drawn",
+        "color: 'class', hidden: {class: [1]}": "some of 50,000 points drawn",
+        "color: 'intensity', limits: {}": "50,000 of 50,000 points drawn",
+        "limits: {intensity: 4100050}": "some of 50,000 points drawn",
+    }
+    for change, text in changes.items():
+        opened.do(f"viewer.change({{{change}}})")
+        assert opened.page.inner_text("#status") == text
+
+
 def test_each_key_changes_the_picture_or_the_page(opened):
     for key in ("2", "3", "4", "1", "p", "c", "m", "f", "x", "]", "[", "l", "b", "+", "ArrowLeft"):
         before = opened.pixels()

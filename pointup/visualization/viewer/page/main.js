@@ -61,7 +61,12 @@ function afterFrame(moving) {
   const drawn = shown.reduce((sum, cloud) => sum + cloud.drawn, 0);
   const count = shown.reduce((sum, cloud) => sum + cloud.layer.count, 0);
   const rate = state.turning ? `, ${stage.framesPerSecond.toFixed(0)} frames/s` : "";
-  byId("status").textContent = `${drawn.toLocaleString("en")} of ${count.toLocaleString("en")} points drawn${rate}`;
+  const { on, low, high } = state.clip;
+  // The graphics card leaves points out one by one, and does not count them.
+  const isCut = on || low.some((x, i) => x > scene.low[i]) || high.some((x, i) => x < scene.high[i])
+    || limitOf(state) < Infinity || state.hidden[state.color]?.length > 0;
+  const number = isCut ? "some" : drawn.toLocaleString("en");
+  byId("status").textContent = `${number} of ${count.toLocaleString("en")} points drawn${rate}`;
   if (!moving) saveState();
 }
 
