@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,10 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
+            if name in ("chamfer", "unit"):
+                choices = get_args(get_type_hints(LossConfig)[name])
+                if value not in choices:
+                    raise ConfigError(f"--loss.{name} is {value!r}; give one of {choices}")
             if name in ("chamfer", "unit", "trim"):
                 continue
             for weight in value if isinstance(value, tuple) else (value,):

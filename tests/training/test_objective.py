@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -202,6 +203,9 @@ def test_an_impossible_weight_is_refused():
 
     with pytest.raises(ConfigError, match=r"--loss\.point-to-plane is nan"):
         LossConfig(point_to_plane=(1.0, math.nan))
+    wrong: Any = "sqared"
+    with pytest.raises(ConfigError, match=r"--loss\.chamfer is 'sqared'; give one of .'unsquared', "):
+        LossConfig(chamfer=wrong)
 
 
 TERMS = [
