@@ -1,6 +1,8 @@
 """The processes of `pointup upsample`, and the devices that they use."""
 
 import os
+import subprocess
+import sys
 from itertools import chain
 from types import SimpleNamespace
 from unittest import mock
@@ -42,3 +44,17 @@ def test_processes_share_items_evenly_and_neighbours_stay_together(number, num_p
     assert list(chain(*shares)) == list(range(number))
     sizes = [len(share) for share in shares]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_tasks_of_mpirun_and_srun_are_calls_by_themselves():
+    code = """
+from pathlib import Path
+from pointup.cli.worker_group import LaunchedWorkerGroup
+print(LaunchedWorkerGroup(Path()).num_processes)
+"""
+    tasks = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMI_SIZE": "2"}
+    environment = {**os.environ, **tasks, "ACCELERATE_USE_CPU": "true"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert ended.stdout.split() == ["1"], ended.stderr

@@ -204,7 +204,9 @@ def test_an_impossible_weight_is_refused():
     with pytest.raises(ConfigError, match=r"--loss\.point-to-plane is nan"):
         LossConfig(point_to_plane=(1.0, math.nan))
     wrong: Any = "sqared"
-    with pytest.raises(ConfigError, match=r"--loss\.chamfer is 'sqared'; give one of .'unsquared', "):
+    with pytest.raises(
+        ConfigError, match=r"--loss\.chamfer is 'sqared'; give one of .'unsquared', "
+    ):
         LossConfig(chamfer=wrong)
 
 

@@ -88,7 +88,14 @@ def joined_group(collective_timeout_minutes: float) -> Iterator[None]:
 
 
 def make_accelerator(output_dir: Path, collective_timeout_minutes: float = 20.0) -> Accelerator:
-    """The Accelerator of a group that does not train; raises what `joined_group` raises."""
+    """The Accelerator of a group that does not train; raises what `joined_group` raises.
+
+    Tasks of mpirun or srun form no group: each is a call by itself, perhaps with its own `--shard`.
+    """
+    if not {"WORLD_SIZE", "MASTER_ADDR"} & os.environ.keys():
+        # On a CPU Accelerate would wait for a group by these, at an address that nobody gave.
+        for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"):
+            os.environ.pop(name, None)
     with joined_group(collective_timeout_minutes):
         return Accelerator(project_dir=str(output_dir))
 
