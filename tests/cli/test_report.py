@@ -95,6 +95,15 @@ def test_a_report_has_best_evaluations_options_that_differ_and_samples(data, tmp
     assert "open it in a browser" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("small_panels")
+def test_a_run_without_a_model_yet_leaves_the_samples_of_the_others(data, tmp_path):
+    runs = [make_run(tmp_path / "run", data, 0.003, [0.9]), make_run(tmp_path / "new", data, 1, [])]
+    shutil.rmtree(tmp_path / "new" / "model")
+    scenes = samples_of_runs(read_runs(runs), 1).scenes
+    names = [layer.name for layer in scenes[0].layers]
+    assert names == ["source", "midpoint baseline", "run", "target"]
+
+
 def test_a_report_without_its_dataset_says_what_is_missing(data, tmp_path):
     run = make_run(tmp_path / "run", tmp_path / "gone", 0.003, [0.9])
     assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0

@@ -299,7 +299,7 @@ class ReportSamples:
     """Samples of a report."""
 
     scenes: list[Scene]
-    """For the viewer: source, midpoint baseline, the output of each run, target."""
+    """For the viewer: source, midpoint baseline, the output of each evaluated run, target."""
     pictures: dict[str, np.ndarray]
     """Of the same samples by the first run, by name."""
     shares: np.ndarray
@@ -322,7 +322,11 @@ def samples_of_runs(
     first = runs[0]
     sources = data_sources(first.options.get("data") or [str(default_dataset())])
     device = default_device()
-    models = {run.name: load_model(str(run.path / "model"), device) for run in runs}
+    models = {
+        run.name: load_model(str(run.path / "model"), device)
+        for run in runs
+        if run is first or run.best  # A run that has just begun has no model yet.
+    }
     min_points = max(model.config.k for model in models.values())
     try:
         usable, _ = open_split(sources, "validation", min_points)
