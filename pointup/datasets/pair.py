@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pointup.errors import DataError
+from pointup.geometry.grids import in_box
 
 POINT_COLUMNS = ("source", "target", "target_normals", "resample")
 
@@ -81,9 +82,7 @@ class Pair:
 
 def is_within(points: np.ndarray, box: np.ndarray, margin: float = 0.0) -> np.ndarray:
     """Mask (N,) of the points (N, 2 or more) in a box (2, 2) in x and y, or near it."""
-    xy = points[:, :2]
-    mask: np.ndarray = ((xy >= box[0] - margin) & (xy <= box[1] + margin)).all(axis=1)
-    return mask
+    return in_box(points, box[0] - margin, box[1] + margin)
 
 
 def surface_path(dataset: str | Path, name: str) -> Path:

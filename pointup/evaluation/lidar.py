@@ -31,6 +31,7 @@ from pointup.evaluation.lidar_metrics import (
     Scale,
     height_bands,
 )
+from pointup.geometry.grids import box_of, in_box
 from pointup.geometry.neighbors import nearest
 from pointup.io.cloud import (
     CLASSIFICATION,
@@ -504,7 +505,7 @@ def near_reference(source: Survey, reference: np.ndarray) -> Survey:
     xy = source.positions[:, :2]
     sides = np.ptp(xy, axis=0)
     spacing = max(np.sqrt(sides.prod() / len(xy)), sides.max() / len(xy))
-    low, high = reference[:, :2].min(axis=0), reference[:, :2].max(axis=0)
+    low, high = box_of(reference[:, :2])
     margin = MARGIN * spacing
-    near = ((xy >= low - margin) & (xy <= high + margin)).all(axis=1)
+    near = in_box(xy, low - margin, high + margin)
     return source if near.all() else source.select(near)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pointup.errors import ConfigError
+from pointup.geometry.grids import in_box
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,7 @@ class Bounds:
 
     def inside(self, positions: np.ndarray) -> np.ndarray:
         """Mask (N,) of the points (N, 3) inside."""
-        xy = positions[:, :2]
-        return np.asarray(((xy >= self.low) & (xy < self.high)).all(axis=1))
+        return in_box(positions, np.array(self.low), np.nextafter(self.high, -np.inf))
 
     def touch(self, low: np.ndarray, high: np.ndarray) -> bool:
         """Whether a rectangle from `low` to `high` (2,) may have points inside."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pointup.geometry.grids import box_of, in_box
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.upsampling_pass import touching
 from pointup.upsampling.store.point_store import Store, exact_positions
@@ -41,7 +42,7 @@ def move_to_free_places(
         for block in range(output.store.num_blocks):
             if len(positions := output.positions(block)):
                 blocks.append((output, block))
-                bounds.append((positions.min(axis=0), positions.max(axis=0)))
+                bounds.append(box_of(positions))
     if not blocks:
         return 0
     low, high = np.array(bounds).transpose(1, 0, 2)
@@ -61,7 +62,7 @@ def move_to_free_places(
                 near.append(np.rint((points - offset) / scale))
         # No point of this block can get a place outside of its box.
         first, last = ((corner - offset) / scale for corner in box)
-        near = [places[((places >= first) & (places <= last)).all(axis=1)] for places in near]
+        near = [places[in_box(places, first, last)] for places in near]
         steps = (output.positions(block) - offset) / scale
         keys = exact_positions(np.concatenate([np.empty((0, 3)), *near]))
         places, is_left = _apart(steps, keys, scale)

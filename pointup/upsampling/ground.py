@@ -24,6 +24,7 @@ from scipy.interpolate import LinearNDInterpolator
 from scipy.spatial import Delaunay, QhullError
 
 from pointup.disk import os_errors, scratch_errors, written_whole
+from pointup.geometry.grids import box_of, in_box
 from pointup.io.cloud import CLASSIFICATION, plain_name
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
@@ -205,9 +206,8 @@ class _Rectangle:
     @_Once
     def _is_near(self) -> np.ndarray:
         """Whether the points (N,) are so near that the triangles depend on them."""
-        xy, margin = self._points[0][:, :2], _TRIANGLES_MARGIN * _COARSE[0] * self._side
-        is_near = ((xy >= self._low - margin) & (xy <= self._high + margin)).all(axis=1)
-        return np.asarray(is_near)
+        margin = _TRIANGLES_MARGIN * _COARSE[0] * self._side
+        return in_box(self._points[0], self._low - margin, self._high + margin)
 
     @_Once
     @_saved
@@ -325,7 +325,7 @@ def occupied_area(xy: np.ndarray) -> float:
     area, number = float(np.prod(np.ptp(xy, axis=0))), len(xy)
     while area > 0.0:
         side = np.sqrt(_POINTS_PER_CELL * area / number)
-        x, y = np.floor((xy - xy.min(axis=0)) / side).astype(np.int64).T
+        x, y = np.floor((xy - box_of(xy)[0]) / side).astype(np.int64).T
         occupied = len(np.unique(x * (y.max() + 1) + y)) * side**2
         if occupied > area / 2:
             break
@@ -344,7 +344,8 @@ def _points_within(
     is_ground = [np.empty(0, dtype=bool)]
     for block in np.flatnonzero(touched).tolist():
         rows = store.read_block(block)
-        inside = ((rows["position"][:, :2] >= low) & (rows["position"][:, :2] < high)).all(axis=1)
+        # The upper border belongs to the next rectangle.
+        inside = in_box(rows["position"], low, np.nextafter(high, -np.inf))
         positions.append(rows["position"][inside])
         numbers.append(store.block_ptr[block] + np.flatnonzero(inside))
         is_ground.append(is_of_ground(rows)[inside])

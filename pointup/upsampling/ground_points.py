@@ -18,6 +18,7 @@ import numpy as np
 from scipy.interpolate import RBFInterpolator
 from scipy.spatial import cKDTree
 
+from pointup.geometry.grids import box_of, in_box
 from pointup.io.cloud import NUMBER_OF_RETURNS
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between
 from pointup.upsampling.ground import (
@@ -114,8 +115,7 @@ class GroundReturns:
         for block in np.flatnonzero(touched).tolist():
             with self.files.load(block, "returns") as saved:
                 rows, number = saved["rows"], saved["number"]
-            xy = rows["position"][:, :2]
-            inside = ((xy >= low) & (xy <= high)).all(axis=1)
+            inside = in_box(rows["position"], low, high)
             parts.append(rows[inside])
             numbers.append(number[inside])
         return np.concatenate(parts), np.concatenate(numbers)
@@ -172,9 +172,8 @@ def ground_surface(returns: GroundReturns, density: float | None = None) -> Grou
     for distance in spacing * np.array(_DISTANCES):
         reach, errors = 4 * distance, []
         for xyz in filter(len, places):
-            xy = xyz[:, :2]
-            low, high = xy.min(axis=0) - reach, xy.max(axis=0) + reach
-            around = _merged(returns.within(low, high)[0]["position"])
+            low, high = box_of(xyz[:, :2])
+            around = _merged(returns.within(low - reach, high + reach)[0]["position"])
             for place in xyz:
                 is_near = (np.abs(around[:, :2] - place[:2]) <= reach).all(axis=1)
                 errors.append(_error(around[is_near], place, distance, spacing))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pointup.geometry.grids import in_box
 from pointup.visualization.page import FAINT, Page, labelled, number, save_picture
 from pointup.visualization.rendering import (
     HEIGHTS,
@@ -134,9 +135,7 @@ def _window(
         if high[axis] - low[axis] > side:
             low[axis] = np.clip(middle[axis] - side / 2, low[axis], high[axis] - side)
             high[axis] = low[axis] + side
-    before, after = (
-        cloud[((cloud >= low) & (cloud <= high))[:, :2].all(axis=1)] for cloud in (before, after)
-    )
+    before, after = (cloud[in_box(cloud, low[:2], high[:2])] for cloud in (before, after))
     seen = before if len(before) else after
     # Outliers (birds, multipath returns) must not compress the range of heights.
     low[2], high[2] = np.percentile(seen[:, 2], [0.02, 99.98])
@@ -205,7 +204,7 @@ def find_section(
     half = np.array([width, depth]) / 2
     corner = np.clip(middle[:2] - half, low[:2], np.maximum(high[:2] - 2 * half, low[:2]))
     bottom, top = corner, corner + 2 * half
-    inside = cloud[((cloud[:, :2] >= bottom) & (cloud[:, :2] <= top)).all(axis=1)]
+    inside = cloud[in_box(cloud, bottom, top)]
     lowest, highest = np.percentile(inside[:, 2], [0.1, 99.9])
     return CrossSection(np.append(bottom, lowest), np.append(top, max(highest, lowest + 1e-9)))
 

@@ -17,6 +17,7 @@ from pointup.cli.upsample.plan import Job, before_rounding, copy_unchanged
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.disk import UNFINISHED, acquire_lock, os_errors, remove, short_name
 from pointup.errors import ConfigError, DataError, FileError, NoPointsError, PointupError
+from pointup.geometry.grids import in_box
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
     CLASSIFICATION,
@@ -565,8 +566,7 @@ class Window:
         before_after_picture(before, after, path, vertical=vertical, unit=name, totals=totals)
 
     def _inside(self, positions: np.ndarray) -> np.ndarray:
-        xy = positions[:, :2]
-        return positions[((xy >= self._low) & (xy <= self._high)).all(axis=1)]
+        return positions[in_box(positions, self._low, self._high)]
 
 
 @contextmanager

@@ -93,16 +93,22 @@ def relax(
     start = np.concatenate([free, fixed])
     k = min(NUM_ON_SHEET if keeps_sheets else NUM_NEIGHBORS, len(start) - 1)
     tree = cKDTree(start, balanced_tree=False)
-    # In the order of the tree, neighbouring queries read the same leaves.
+    distance, index = np.empty((2, len(free), k + 1))
+    near = np.empty(len(start))
+    # In the order of the tree, neighbouring queries read the same leaves. Of fixed points only the
+    # spacing is needed.
     order = tree.indices
-    distance, index = np.empty((2, len(start), k + 1))
-    distance[order], index[order] = tree.query(start[order], k=k + 1)
-    near = distance[:, 1 : _NUM_SPACING + 1].mean(axis=1)
-    index = index[: len(free)].astype(np.int64)
+    is_free = order < len(free)
+    rows, others = order[is_free], order[~is_free]
+    distance[rows], index[rows] = tree.query(start[rows], k=k + 1)
+    near[: len(free)] = distance[:, 1 : _NUM_SPACING + 1].mean(axis=1)
+    gap = np.asarray(tree.query(start[others], k=min(k, _NUM_SPACING) + 1)[0])
+    near[others] = gap[:, 1:].mean(axis=1)
+    index = index.astype(np.int64)
     # The mean over all neighbours, so that a point with a single close neighbour moves away from
     # it.
     spacing = near[index[:, _OTHERS]].mean(axis=1)
-    farthest = distance[: len(free), _OTHERS][:, -1]
+    farthest = distance[:, _OTHERS][:, -1]
     movable = np.flatnonzero((spacing > 0) & (farthest > 0))
     wanted = len(free) if num_wanted is None else num_wanted
     options = num_steps, keeps_sheets, most_residual, volume_radius, radius

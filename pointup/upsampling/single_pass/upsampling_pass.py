@@ -22,6 +22,7 @@ import torch
 from scipy.spatial import cKDTree
 
 from pointup.geometry import kernels
+from pointup.geometry.grids import box_of, in_box
 from pointup.geometry.neighbors import DeviceTree, TreeMaker, host_tree
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
@@ -237,9 +238,9 @@ class UpsamplingPass:
                     kept = saved["position"]
                 if len(kept) and len(points):
                     reach = radius * scale.max()
-                    low, high = kept.min(axis=0) - reach, kept.max(axis=0) + reach
-                    near = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
-                    gap = cKDTree(kept).query(points[near], distance_upper_bound=reach)[0]
+                    low, high = box_of(kept)
+                    near = np.flatnonzero(in_box(points, low - reach, high + reach))
+                    gap = host_tree(kept).query(points[near], distance_upper_bound=reach)[0]
                     distance[near] = np.minimum(distance[near], gap / scale[near])
         start = int(self.store.block_ptr[block])
         priority = shuffled(self.options.seed, start + parent, found.slot)
@@ -377,7 +378,7 @@ class UpsamplingPass:
         num_within = round(NUM_WITHIN * factor)
         radius = first_radius(points, scale, num_within) if len(points) else 0.0
         reach = radius * scale.max(initial=0.0)
-        around = points if len(points) else rows["position"]
+        low, high = box_of(points if len(points) else rows["position"])
         self._files.save(
             block,
             "candidates",
@@ -386,7 +387,7 @@ class UpsamplingPass:
             target_count=target_count,
             ratio=ratio,
             radius=np.array(radius),
-            bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
+            bounds=np.array([low - reach, high + reach]),
         )
 
 
@@ -411,7 +412,7 @@ class Surroundings:
 
     def add(self, points: np.ndarray) -> None:
         """Take those of points (N, 3) that lie in the box."""
-        inside = points[((points >= self._low) & (points <= self._high)).all(axis=1)]
+        inside = points[in_box(points, self._low, self._high)]
         self._parts.append(inside)
         self._number += len(inside)
         if self._number > 2 * self._most:

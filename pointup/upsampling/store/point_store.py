@@ -18,6 +18,7 @@ from scipy.spatial import cKDTree
 
 from pointup.disk import os_errors, scratch_errors
 from pointup.errors import DataError
+from pointup.geometry.grids import box_of
 from pointup.io.cloud import PointCloud, check_extent, plain_name
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 
@@ -337,8 +338,8 @@ def spool_points(
                     continue
                 if not any(num_taken):
                     dtype = _row_dtype(chunk)
-                low = np.minimum(low, chunk.positions.min(axis=0))
-                high = np.maximum(high, chunk.positions.max(axis=0))
+                lowest, highest = box_of(chunk.positions)
+                low, high = np.minimum(low, lowest), np.maximum(high, highest)
                 table = np.zeros(len(chunk), dtype)
                 table["position"] = chunk.positions
                 table["exact"] = exact_positions(table["position"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pointup.geometry.grids import box_of
 from pointup.geometry.neighbors import TreeMaker, host_tree
 from pointup.upsampling.store.point_store import Store
 
@@ -43,7 +44,8 @@ class Region:
         cls, store: Store, positions: np.ndarray, make_tree: TreeMaker = host_tree
     ) -> Region:
         """A region that starts with the block nearest to the middle of positions (Q, 3), Q > 0."""
-        middle = (positions.min(axis=0) + positions.max(axis=0)) / 2
+        low, high = box_of(positions)
+        middle = (low + high) / 2
         gaps = np.maximum(store.low - middle, middle - store.high).clip(min=0)
         nearest = int(np.square(gaps).sum(axis=1).argmin())
         return cls(store, nearest, nearest + 1, make_tree=make_tree)
@@ -147,7 +149,8 @@ class Region:
         # query.
         dims = query.shape[1]
         lows, highs = self._low[:, :dims], self._high[:, :dims]
-        low, high = query.min(axis=0) - reach.max(), query.max(axis=0) + reach.max()
+        low, high = box_of(query)
+        low, high = low - reach.max(), high + reach.max()
         near = ((lows[absent] <= high) & (highs[absent] >= low)).all(axis=1)
         for i in np.flatnonzero(near).tolist():
             block = absent[i]
