@@ -207,3 +207,14 @@ def test_a_shard_whose_own_files_are_damaged_reports_them_and_ends(tiles, tmp_pa
     (tiles / "2.las").write_bytes(content)
     assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", "3/3") == 1
     assert "2.las: has points outside of the extent" in capsys.readouterr().err
+
+
+def test_a_file_that_is_cut_short_is_an_error_of_the_first_shard_alone(
+    tiles, tmp_path, model, capsys
+):
+    (tiles / "3.las").write_bytes((tiles / "2.las").read_bytes()[:2000])
+    out = tmp_path / "out"
+    status = [upsample(model, tiles, "-o", out, "--shard", f"{k}/2") for k in (1, 2)]
+    assert status == [1, 0]
+    assert capsys.readouterr().err.count("3.las: not a whole LAS/LAZ file") == 1
+    assert sorted(path.name for path in out.glob("*.las")) == ["0.las", "1.las", "2.las"]

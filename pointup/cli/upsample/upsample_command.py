@@ -182,6 +182,9 @@ class Upsample:
         }
         bounds = Bounds.of(self.bounds) if self.bounds else None
         surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard, copies_rest)
+        if shard and shard[0] > 1:
+            # One bad file of thousands must not fail every job of an array: shard 1 reports it.
+            errors, of_files = [], []
         if shard and not surveys and workers.is_main:
             note(f"--shard {self.shard}: has no file to write; another shard writes it")
         finished = FinishedFiles(output, self._identity(options)) if in_folder else None
