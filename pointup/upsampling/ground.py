@@ -120,8 +120,10 @@ class Ground:
 
     def _rectangles(self, points: np.ndarray) -> Iterator[tuple[np.ndarray, _Rectangle]]:
         """Rectangles that contain points (Q, 3), each with the rows of its points."""
-        xy = points[:, :2].clip(self._low, self._high)
-        x, y = np.floor(xy / (_SQUARE * self.side)).astype(np.int64).T
+        x, y = (
+            np.floor(values.clip(low, high) / (_SQUARE * self.side)).astype(np.int64)
+            for values, low, high in zip(points.T, self._low, self._high, strict=False)
+        )
         order = np.lexsort((y, x))
         x, y = x[order], y[order]
         first = np.flatnonzero(np.append(True, (np.diff(x) != 0) | (np.diff(y) != 0))[: len(x)])
@@ -547,9 +549,11 @@ class Raster:
 
     def cells(self, points: np.ndarray) -> np.ndarray:
         """The cell (Q,) of each point (Q, 3); for a point outside, the nearest cell."""
-        column = np.floor(points[:, :2] / self.side).astype(np.int64) - self._first
-        column = column.clip(0, self._shape - 1)
-        cells: np.ndarray = column[:, 0] * self._shape[1] + column[:, 1]
+        x, y = (
+            (np.floor(values / self.side).astype(np.int64) - first).clip(0, number - 1)
+            for values, first, number in zip(points.T, self._first, self._shape, strict=False)
+        )
+        cells: np.ndarray = x * self._shape[1] + y
         return cells
 
     def lowest(self, height: np.ndarray, cell: np.ndarray, robust: bool = False) -> np.ndarray:

@@ -33,7 +33,7 @@ from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.selection import shuffled
 from pointup.upsampling.store.bisection import BlockFiles
-from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.store.point_store import Store, joined
 from pointup.upsampling.store.region import Region
 
 LARGEST_SHARE = 0.05
@@ -116,9 +116,9 @@ class GroundReturns:
             with self.files.load(block, "returns") as saved:
                 rows, number = saved["rows"], saved["number"]
             inside = in_box(rows["position"], low, high)
-            parts.append(rows[inside])
+            parts.append(rows.compress(inside))
             numbers.append(number[inside])
-        return np.concatenate(parts), np.concatenate(numbers)
+        return joined(parts), np.concatenate(numbers)
 
     def lets_pulses_through(self, above: np.ndarray) -> np.ndarray:
         """Whether the measured points above a place, with attributes (Q, K), may be of a crown: not

@@ -119,7 +119,7 @@ class Measured:
         if ground:
             there = points + self._shift
             is_below = ground.is_below_returns(there)
-            classify_ground(attributes, around.rows[nearest], ground, there)
+            classify_ground(attributes, around.rows, nearest, ground, there)
         return {
             "position": points,
             "distance": gaps[:, 0].astype(np.float32),

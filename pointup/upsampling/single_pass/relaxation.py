@@ -23,6 +23,7 @@ from pointup.geometry.surfaces import (
     contiguous,
     library,
     principal_axes,
+    rows_at,
     surface_height,
 )
 
@@ -161,7 +162,7 @@ def _moved(
     distance, index, spacing = distance[movable], index[movable], spacing[movable]
     close, parts = slice(NUM_NEIGHBORS + 1), []
     for rows in _parts(len(movable), _ROWS if xp is np else _ROWS_ON_DEVICE):
-        around, gap = start[index[rows, close]], distance[rows, close]
+        around, gap = rows_at(start, index[rows, close]), distance[rows, close]
         frame, variance = principal_axes(around, gap)
         in_volume = _in_volume(variance) if volume_radius > 0 else xp.zeros_like(spacing[rows])
         off = around[:, 0] - around[:, 1:].mean(axis=1)
@@ -169,35 +170,38 @@ def _moved(
         others = contiguous(index[rows, _OTHERS].T)
         mobility = _mobility(variance, in_volume)
         parts.append((rows, others, contiguous(frame), mobility, outward, in_volume))
-    now = start + 0.0
+    origin, everywhere = start[movable], start + 0.0
+    now = origin + 0.0
     for _ in range(int(num_steps)):
-        before = contiguous(now.T)
+        before = contiguous(everywhere.T)
         for rows, others, frame, mobility, outward, in_volume in parts:
             here = movable[rows]
             within = spacing[rows] * (radius + (volume_radius - radius) * in_volume)
             most_move = (_MAX_MOVE + (_MAX_MOVE_IN_VOLUME - _MAX_MOVE) * in_volume) * spacing[rows]
             away = [of_axis[here] - of_axis.take(others) for of_axis in before]
             push = _along_axes(_push(away, within), frame, mobility)
-            moved = now[here] - start[here] + _without_outward(push, outward)
-            now[here] = start[here] + _limit_length(moved, most_move)
+            moved = now[rows] - origin[rows] + _without_outward(push, outward)
+            now[rows] = origin[rows] + _limit_length(moved, most_move)
+        everywhere[movable] = now
     for rows, _, frame, _, _, in_volume in parts:
         rows = slice(rows.start, min(rows.stop, num_settled))
         count = rows.stop - rows.start
         if count <= 0:
             break
-        here, frame = movable[rows], frame[:count]
-        around = (start[index[rows]] - now[here][:, None]) @ frame
+        frame = frame[:count]
+        around = (rows_at(start, index[rows]) - now[rows, None]) @ frame
         height, residual = surface_height(around, 1.05 * distance[rows, -1])
         residual /= spacing[rows]
         if keeps_sheets:
             height *= _falling(residual, _GOOD_FIT, _NO_FIT)
         height *= 1.0 - in_volume[:count]
         most = _MAX_HEIGHT * spacing[rows]
-        now[here] += height.clip(-most, most)[:, None] * frame[:, :, 0]
+        now[rows] += height.clip(-most, most)[:, None] * frame[:, :, 0]
         if most_residual > 0:
             share = _falling(residual, _FREE * most_residual, most_residual)
-            now[here] = start[here] + share[:, None] * (now[here] - start[here])
-    return now
+            now[rows] = origin[rows] + share[:, None] * (now[rows] - origin[rows])
+    everywhere[movable] = now
+    return everywhere
 
 
 def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
@@ -216,7 +220,7 @@ def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.
     now, apart = points.copy(), np.flatnonzero(distance[:, -1] > 0)
     for part in _parts(len(apart)):
         rows = apart[part]
-        near, reach = around[index[rows]], distance[rows, -1]
+        near, reach = rows_at(around, index[rows]), distance[rows, -1]
         frame, _ = principal_axes(near, distance[rows])
         height, _ = surface_height(
             (near - points[rows, None]) @ frame, 1.05 * reach, weight[index[rows]]

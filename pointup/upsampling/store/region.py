@@ -8,7 +8,7 @@ import numpy as np
 
 from pointup.geometry.grids import box_of
 from pointup.geometry.neighbors import TreeMaker, host_tree
-from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.store.point_store import Store, joined
 
 # Number of further neighbours in a search, to find where equal distances end.
 _LOOK_AHEAD = 3
@@ -121,7 +121,7 @@ class Region:
             loaded.append(rows)
             start = self._store.block_ptr[block]
             ids.append(np.arange(start, start + len(rows)))
-        self.rows, self._ids = np.concatenate(loaded), np.concatenate(ids)
+        self.rows, self._ids = joined(loaded), np.concatenate(ids)
         self._trees.clear()
 
     def _tree(self, dims: int) -> Any:
