@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from scipy import ndimage
 
 # Shifts and masks that spread 21 bits to every third bit.
 _STEPS = (
@@ -71,6 +70,8 @@ def without_holes(
     Holes up to three cells wide are filled. Beyond the grid there are no points, or with
     "symmetric" its mirror image, for a grid that is cut out of a larger survey.
     """
+    from scipy import ndimage  # It takes a tenth of a second, and few commands need it.
+
     # Twice the width of a hole, so that the border of the mirror image does not reach the grid.
     margin = 2 * LARGEST_HOLE
     block = np.ones((LARGEST_HOLE + 1, LARGEST_HOLE + 1), dtype=bool)

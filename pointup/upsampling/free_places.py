@@ -111,10 +111,10 @@ def _apart(
             order = np.argsort(np.square(gaps).sum(axis=2), axis=1, kind="stable")
         tried = nearest[left] + shifts[order[:, max(attempt - 1, 0)]]
         keys = exact_positions(tried)
-        is_free = ~np.isin(keys, taken)
-        is_first = np.zeros(len(keys), bool)
-        is_first[np.unique(keys, return_index=True)[1]] = True
-        found = is_free & is_first
+        # Of each place the first point there, if none before has it.
+        _, first = np.unique(np.append(taken, keys), return_index=True)
+        found = np.zeros(len(keys), bool)
+        found[first[first >= len(taken)] - len(taken)] = True
         places[left[found]] = tried[found]
         taken = np.append(taken, keys[found])
         left, order = left[~found], order[~found]
