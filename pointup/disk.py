@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 from uuid import uuid4
 
-from pointup.errors import DataError, FileError
+from pointup.errors import DataError, FileError, PointupError
+from pointup.terminal import first_line
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 """Matches the names of files that `written_whole` had not finished; the group is the `short_name`
@@ -154,6 +155,22 @@ def os_errors(path: Path, verb: Literal["read", "written"]) -> Iterator[None]:
         yield
     except OSError as error:
         raise FileError(f"{path}: can't be {verb}: {error.strerror or error}") from error
+
+
+@contextmanager
+def library_errors(path: Path, message: str) -> Iterator[None]:
+    """Raise any error of the block but those of pointup as a FileError that names the file.
+
+    For a damaged file libraries raise errors of many classes. The `message` has {} for the reason.
+    """
+    try:
+        yield
+    except PointupError:
+        raise
+    except Exception as error:
+        is_cut = isinstance(error, EOFError) and not str(error)
+        reason = "it is cut short" if is_cut else first_line(error)[:200].rstrip(".")
+        raise FileError(f"{path}: {message.format(reason)}") from error
 
 
 @contextmanager

@@ -45,6 +45,11 @@ def one_line(error: Exception) -> str:
     return " ".join(line.strip() for line in str(error).split("\n"))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of the message of an error, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def note(text: str) -> None:
     """Write a note to stderr, see `print_error`."""
     print_error(f"note: {text}")

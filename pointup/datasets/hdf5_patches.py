@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +12,8 @@ import numpy as np
 
 from pointup.datasets.pair import Pair
 from pointup.datasets.survey_tiles import hold_out
-from pointup.disk import check_expansion
-from pointup.errors import ConfigError, FileError, PointupError
+from pointup.disk import check_expansion, library_errors
+from pointup.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
     import h5py
@@ -72,7 +71,7 @@ def open_patches(
     points is the source. Raises FileError if the file is not HDF5 or its arrays do not match,
     ConfigError that lists the arrays if the choice is ambiguous.
     """
-    with _open(path) as file, _hdf5_errors(path):
+    with _open(path) as file, library_errors(path, "can't be read ({}); copy it again"):
         arrays = _patch_arrays(file)
         source_key, target_key = _choose_keys(path, arrays, source_key, target_key)
         source, target = file[source_key], file[target_key]
@@ -136,7 +135,8 @@ def patch_pairs(
             rows = np.flatnonzero(chosen[start : start + PATCHES_PER_READ])
             if not len(rows):
                 continue
-            with _hdf5_errors(patches.path, f" from patch {start}"):
+            message = f"can't be read from patch {start} ({{}}); copy it again"
+            with library_errors(patches.path, message):
                 sources, targets = (
                     np.asarray(file[key][start : start + PATCHES_PER_READ], np.float64)[rows]
                     for key in (patches.source_key, patches.target_key)
@@ -166,18 +166,6 @@ def _open(path: Path) -> h5py.File:
         return h5py.File(path, "r")
     except OSError as error:
         raise FileError(f"{path}: not a readable HDF5 file ({error})") from error
-
-
-@contextmanager
-def _hdf5_errors(path: Path, where: str = "") -> Iterator[None]:
-    try:
-        yield
-    except PointupError:
-        raise
-    # h5py has no error class of its own: a damaged file raises RuntimeError, KeyError and others.
-    except Exception as error:
-        reason = (str(error) or repr(error)).splitlines()[0]
-        raise FileError(f"{path}: can't be read{where} ({reason}); copy it again") from error
 
 
 def _patch_arrays(file: h5py.File) -> dict[str, tuple[int, ...]]:

@@ -27,6 +27,7 @@ from pointup.errors import DataError, FileError
 from pointup.io.cloud import warn_once
 from pointup.processes import num_cores
 from pointup.progress import tracked
+from pointup.terminal import first_line
 
 HELD_OUT_FRACTION = 0.1
 MAX_WORKERS = 8
@@ -105,7 +106,7 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
                 f"{path}: can't be opened: it holds no dataset of `pointup prepare`, and no Arrow "
                 "or Parquet files; make one, or name a file of points"
             ) from error
-        reason = (str(error).strip() or repr(error)).splitlines()[0][:200]
+        reason = first_line(error)[:200]
         place = "can't be opened" if path.exists() else "no such directory, and as a Hub id"
         raise DataError(
             f"{path_or_hub_id}: {place}: {reason}; make a dataset with `pointup prepare`"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
-from pointup.disk import check_expansion, os_errors
+from pointup.disk import check_expansion, library_errors, os_errors
 from pointup.errors import FileError
 from pointup.io.cloud import (
     ExtraDimension,
@@ -44,7 +43,7 @@ def read_e57(path: Path) -> PointCloud:
     """
     check_pye57(path)
     positions, columns = [], []
-    with _e57_errors(path):
+    with library_errors(path, "not a whole E57 file: {}"), os_errors(path, "read"):
         import pye57
 
         with pye57.E57(str(path)) as file:
@@ -99,7 +98,8 @@ class E57Writer(FixedColumnWriter):
                     if has_floats and highest <= 1:
                         scaled = scaled.astype(np.float64) * 255
                     fields[field] = cast_values(scaled, np.dtype(np.uint8), f"{self.path}: {name}")
-        with _e57_errors(self.path, "written"):
+        message = "can't be written as E57: {}"
+        with library_errors(self.path, message), os_errors(self.path, "written"):
             _write_scan(self._part, fields)
 
 
@@ -153,17 +153,3 @@ def _limits(image: Any, kind: str, fields: dict[str, np.ndarray]) -> Any:
             node.set(f"{name}Minimum", make(image, low))
             node.set(f"{name}Maximum", make(image, high))
     return node
-
-
-@contextmanager
-def _e57_errors(path: Path, verb: Literal["read", "written"] = "read") -> Iterator[None]:
-    with os_errors(path, verb):
-        try:
-            yield
-        except (OSError, FileError):
-            raise
-        # libe57 has its own errors, and pye57 raises arbitrary ones for a damaged file.
-        except Exception as error:
-            reason = (str(error) or repr(error)).splitlines()[0]
-            what = "not a whole E57 file" if verb == "read" else "can't be written as E57"
-            raise FileError(f"{path}: {what}: {reason[:200]}") from error

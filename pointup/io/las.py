@@ -19,7 +19,7 @@ from laspy.point.record import PackedPointRecord, ScaleAwarePointRecord
 from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
-from pointup.disk import os_errors
+from pointup.disk import library_errors, os_errors
 from pointup.errors import FileError, NoPointsError
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import LARGEST_COORDINATE, PointCloud, check_positions, warn_once
@@ -158,7 +158,7 @@ def read_header(path: Path) -> laspy.LasHeader:
 
     Raises FileError for a file whose header can't be read.
     """
-    with os_errors(path, "read"), _las_errors(path), path.open("rb") as stream:
+    with _las_errors(path), path.open("rb") as stream:
         # A damaged count would keep laspy reading.
         read_layout(path, stream, num_checked=0)
         with laspy.open(stream, closefd=False) as reader:
@@ -245,21 +245,15 @@ def _check_header(path: Path, header: laspy.LasHeader) -> None:
 
 @contextmanager
 def _las_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, FileError, KeyboardInterrupt):
-        raise
-    # For a damaged file laspy raises struct, index, key, value and memory errors, and its own.
-    except Exception as error:
-        reason = (str(error) or repr(error)).splitlines()[0].rstrip(".")
-        raise FileError(
-            f"{path}: laspy can't read it ({reason}); export it again, as LAS 1.4"
-        ) from error
-    # lazrs panics on some files. A PanicException is not an Exception, and can't be imported.
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise damaged(path, "its compressed points can't be read") from error
+    message = "laspy can't read it ({}); export it again, as LAS 1.4"
+    with library_errors(path, message), os_errors(path, "read"):
+        try:
+            yield
+        # lazrs panics on some files. A PanicException is not an Exception, and can't be imported.
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise damaged(path, "its compressed points can't be read") from error
 
 
 # Reads a part of a COPC file through its octree: only the nodes that the part touches.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pointup.disk import library_errors
 from pointup.errors import DataError, FileError
 from pointup.geometry.surfaces import Surface
 
@@ -28,18 +29,17 @@ def read_triangles(path: Path) -> Surface:
     """
     readers = {".off": _read_off, ".obj": _read_obj, ".ply": _read_ply}
     try:
-        vertices, faces = readers.get(path.suffix.lower(), _read_by_trimesh)(path)
-        if not len(faces):
-            if path.suffix.lower() == ".stl":
-                raise DataError("it has no faces; copy or export it again")
-            raise DataError("it has points and no faces; mesh them first, or use them as points")
-        return Surface.from_triangles(vertices, faces)
+        with library_errors(path, "not a readable mesh ({}); export it again"):
+            vertices, faces = readers.get(path.suffix.lower(), _read_by_trimesh)(path)
+            if not len(faces):
+                if path.suffix.lower() == ".stl":
+                    raise DataError("it has no faces; copy or export it again")
+                raise DataError(
+                    "it has points and no faces; mesh them first, or use them as points"
+                )
+            return Surface.from_triangles(vertices, faces)
     except DataError as error:
         raise FileError(f"{path}: {error}") from None
-    # trimesh and plyfile have no error class in common: damaged files raise arbitrary errors.
-    except Exception as error:
-        reason = (str(error) or repr(error)).splitlines()[0]
-        raise FileError(f"{path}: not a readable mesh ({reason}); export it again") from error
 
 
 Triangles = tuple[np.ndarray, np.ndarray]

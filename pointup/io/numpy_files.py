@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
 import numpy as np
 
-from pointup.disk import check_expansion, os_errors
+from pointup.disk import check_expansion, library_errors, os_errors
 from pointup.errors import FileError
 from pointup.io.cloud import (
     ColumnWriter,
@@ -24,6 +23,7 @@ from pointup.io.cloud import (
 
 POSITION_KEYS = ("positions", "pos", "points", "xyz")
 NPY_HEADER_SIZE = 128
+_NOT_WHOLE = "not a whole NumPy file: {}; save it again"
 _MOST_COLUMNS = 100  # Of three points; more are the points themselves.
 
 
@@ -37,7 +37,7 @@ class NpzHeader:
 def read_npy(path: Path) -> PointCloud:
     """Read an array (N, 3) or wider; columns after z become attributes `column_4`, `column_5`..."""
     # A damaged shape may overflow, which the mapping refuses.
-    with _numpy_errors(path), np.errstate(over="ignore"):
+    with library_errors(path, _NOT_WHOLE), os_errors(path, "read"), np.errstate(over="ignore"):
         with path.open("rb") as stream:
             if stream.read(2) == b"PK":
                 raise FileError(f"{path}: holds several arrays; name it .npz")
@@ -52,7 +52,7 @@ def read_npz(path: Path) -> PointCloud:
 
     Other arrays are not read; a warning names those.
     """
-    with _numpy_errors(path), ZipFile(path) as archive:
+    with library_errors(path, _NOT_WHOLE), os_errors(path, "read"), ZipFile(path) as archive:
         members = [name for name in archive.namelist() if name.endswith(".npy")]
         headers = {name.removesuffix(".npy"): _read_header(archive, name) for name in members}
         key = next((key for key in POSITION_KEYS if key in headers), None)
@@ -91,21 +91,6 @@ def _read_header(archive: ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype
     if dtype.itemsize * math.prod(shape) > archive.getinfo(name).file_size:
         raise ValueError(f"{name} is cut short")
     return shape, dtype
-
-
-@contextmanager
-def _numpy_errors(path: Path) -> Iterator[None]:
-    with os_errors(path, "read"):
-        try:
-            yield
-        except (OSError, FileError):
-            raise
-        # NumPy has no error class of its own: zip, zlib, tokenizer and memory errors occur.
-        except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else "it is cut short"
-            raise FileError(
-                f"{path}: not a whole NumPy file: {reason[:99]}; save it again"
-            ) from error
 
 
 def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -26,6 +26,7 @@ from pointup.errors import ConfigError, FileError, NonFiniteError
 from pointup.evaluation.cloud_metrics import METRICS, Clouds, Figures, clouds_of_pairs, mean_rows
 from pointup.geometry.surfaces import Surface
 from pointup.model.upsampler import Upsampler
+from pointup.terminal import first_line
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.distributed.accelerator import release_cached_memory
@@ -142,7 +143,7 @@ class Evaluation:
             return [{"index": index, **self._measured(index, batch, model)}]
         except Exception as error:
             logger.debug("an evaluation failed", exc_info=True)
-            fault = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            fault = first_line(error)
             # Memory is no fault of the weights: without this cloud, the others decide.
             is_model_fault = index in self.references and not (
                 isinstance(error, RuntimeError) and is_out_of_memory(error)

@@ -28,7 +28,7 @@ from pointup.disk import read_json
 from pointup.errors import DataError, FileError, PointupError
 from pointup.geometry import kernels
 from pointup.geometry.kernels import trial
-from pointup.terminal import in_bytes
+from pointup.terminal import first_line, in_bytes
 from pointup.training.distributed.accelerator import why_no_accelerator
 from pointup.training.faults.available_memory import (
     cores_of_process,
@@ -74,11 +74,6 @@ def graded(
     if value >= enough:
         return ok(subject, text)
     return (warn if value >= least else fail)(subject, text, remedy)
-
-
-def reason_of(error: BaseException) -> str:
-    """The first line of the message of an error, or its type if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 NAMED_PACKAGES = ("torch", "accelerate", "datasets", "numpy", "torch-geometric")
@@ -191,7 +186,7 @@ def compute_finding(device: torch.device) -> Finding:
         is_right = bool((ones @ ones == 256).all())
     except RuntimeError as error:
         remedy = "make sure that no other program holds it"
-        return fail(subject, f"fails: {reason_of(error)}", remedy)
+        return fail(subject, f"fails: {first_line(error)}", remedy)
     remedy = "its results are wrong: replace it"
     return ok(subject, "correct") if is_right else fail(subject, "wrong", remedy)
 
@@ -206,7 +201,7 @@ def kernel_finding(device: torch.device) -> Finding:
     try:
         problem = trial.problem(device)
     except (PointupError, RuntimeError) as error:
-        return fail(subject, reason_of(error), f"start the command again with {kernels.SWITCH}=0")
+        return fail(subject, first_line(error), f"start the command again with {kernels.SWITCH}=0")
     if problem is not None:
         return warn(subject, f"{problem.text}: {slow}", problem.remedy)
     seconds = time.perf_counter() - began
@@ -321,7 +316,7 @@ def model_finding(directory: Path) -> Finding:
             num_tensors = len(file.keys())
     except (OSError, ValueError, SafetensorError) as error:
         remedy = "the next better evaluation replaces it; the weights are in the checkpoints, too"
-        return fail("model", f"{directory} can't be read: {reason_of(error)}", remedy)
+        return fail("model", f"{directory} can't be read: {first_line(error)}", remedy)
     return ok("model", f"{directory}, {num_tensors} tensors")
 
 
@@ -335,7 +330,7 @@ def data_findings(name: str, min_points: int, token_budget: int | str | None) ->
             samples = open_samples(name, split)
         except DataError as error:
             # What a run on this dataset alone ends with, in two parts: reason and remedy.
-            reason, _, remedy = reason_of(error).partition("; ")
+            reason, _, remedy = first_line(error).partition("; ")
             remedy = remedy or "`pointup prepare` makes datasets"
             yield fail(subject, f"training refuses {reason}", remedy)
             return
