@@ -213,6 +213,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return stored
 
 
+def readable_json(path: Path) -> dict[str, Any]:
+    """`read_json`, with {} for a file that can't be read, too."""
+    try:
+        return read_json(path)
+    except FileError:
+        return {}
+
+
 def acquire_lock(path: Path, refusal: str = "") -> AbstractContextManager[object]:
     """Lock the file `path`, which is made if it is missing, until the block of the result ends.
 

@@ -50,9 +50,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def note(text: str) -> None:
-    """Write a note to stderr, see `print_error`."""
-    print_error(f"note: {text}")
+def note(*texts: str) -> None:
+    """Write notes to stderr, see `print_error`."""
+    for text in texts:
+        print_error(f"note: {text}")
 
 
 def print_error(text: str) -> None:

@@ -38,13 +38,6 @@ class Effort:
         return results
 
 
-def now(device: torch.device) -> float:
-    """Seconds of a clock, after all work of the device has finished."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
-
-
 @dataclass(frozen=True)
 class Column:
     """A column of a table, which shows `name` of each row."""

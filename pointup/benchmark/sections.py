@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.benchmark.section import Column, Effort, Row, Section, now
+from pointup.benchmark.section import Column, Effort, Row, Section
 from pointup.benchmark.training_step import (
     PARTS,
     RATIO,
@@ -34,6 +34,7 @@ from pointup.geometry.packed import sizes_from_ptr
 from pointup.geometry.thinning import farthest_point_sample
 from pointup.losses import chamfer_distance
 from pointup.model.upsampler import Upsampler
+from pointup.training.distributed.accelerator import now
 from pointup.training.faults.available_memory import PeakMemory
 from pointup.upsampling import upsample
 from pointup.upsampling.executor import return_memory

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from pointup.benchmark.section import now
 from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import in_spatial_order
 from pointup.geometry.packed import assume_valid
 from pointup.model.upsampler import Upsampler
-from pointup.training.distributed.accelerator import make_optimizer, sum_in_float32
+from pointup.training.distributed.accelerator import make_optimizer, now, sum_in_float32
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from pointup.datasets.checks import notes_on_pairs
-from pointup.datasets.dataset_units import dataset_unit
+from pointup.datasets.dataset_units import known_unit
 from pointup.datasets.held_out import SURVEYS, HeldOut, measure_held_out
 from pointup.datasets.opening import open_samples
 from pointup.datasets.samples import (
@@ -253,7 +253,7 @@ def write_dataset_picture(dataset: str, splits: Sequence[Split], path: Path) -> 
         np.concatenate([split.columns[column] for split in splits])
         for column in ("source points", "target points", "longest side")
     )
-    histograms = dataset_picture(num_source, num_target, extent, unit=_unit(dataset))
+    histograms = dataset_picture(num_source, num_target, extent, unit=known_unit([dataset]))
     rows = []
     for split in splits:
         if pairs := _pairs_to_show(dataset, split, DRAWN_PER_SPLIT):
@@ -271,7 +271,7 @@ def write_dataset_view(dataset: str, splits: Sequence[Split], path: Path) -> Non
 
 def _pairs_to_show(dataset: str, split: Split, number: int) -> list[ShownPair]:
     """Pairs at equal intervals of a split; bad samples are left out."""
-    samples, unit = open_samples(dataset, split.name), _unit(dataset)
+    samples, unit = open_samples(dataset, split.name), known_unit([dataset])
     rows = _at_intervals(len(samples), split.bad, number).tolist()
     pairs = map(samples.pair, rows)
     return [
@@ -286,8 +286,3 @@ def _pairs_to_show(dataset: str, split: Split, number: int) -> list[ShownPair]:
         )
         for pair in pairs
     ]
-
-
-def _unit(dataset: str) -> str:
-    found = dataset_unit(dataset)
-    return "" if found.metres is None else found.name

@@ -14,8 +14,8 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import default_config_file
 
-from pointup.disk import read_json
-from pointup.errors import ConfigError, DataError, FileError
+from pointup.disk import readable_json
+from pointup.errors import ConfigError, DataError
 from pointup.shipped import is_checkout, shipped_file, shipped_options
 
 if TYPE_CHECKING:
@@ -48,9 +48,8 @@ _MOST_NAMED = 2
 def preset_of(data: Path, ratio: float) -> str | None:
     """The preset for a dataset of `pointup prepare` with `ratio` target points for each source
     point; None without one."""
-    made_by = str(_description(data).get("made_by", ""))
-    by_ratio = (presets for command, presets in PRESETS_OF.items() if made_by.endswith(command))
-    return next((name for most, name in next(by_ratio, ()) if ratio < most), None)
+    presets = PRESETS_OF.get(_made_by(_description(data)), ())
+    return next((name for most, name in presets if ratio < most), None)
 
 
 def describe_preset(preset: str) -> str:
@@ -72,7 +71,7 @@ def training_command(data: Path, preset: str | None = None) -> str:
         is_alone = not torch.cuda.device_count() and not Path(default_config_file).is_file()
         start = "pointup train" if is_alone else start
         start += f" --config {preset}"
-    if str(_description(data).get("made_by", "")).endswith("prepare clouds"):
+    if _made_by(_description(data)) == "prepare clouds":
         # They are few, without normals.
         start += " --initial-model shapes"
     return f"{start} {shlex.join(['--data', str(data), '--output-dir', str(output_dir)])}"
@@ -189,17 +188,18 @@ def _ratio_option(ratio: float | None, max_ratio: float) -> list[str]:
 
 def _description(data: Path) -> dict[str, Any]:
     """The content of pointup.json; empty without one."""
-    try:
-        return read_json(data / "pointup.json")
-    except FileError:  # A finished run must not fail at its last line.
-        return {}
+    # A finished run must not fail at its last line.
+    return readable_json(data / "pointup.json")
+
+
+def _made_by(description: dict[str, Any]) -> str:
+    """The command that made a dataset: "prepare thin" of "pointup 1.0 prepare thin"."""
+    return " ".join(str(description.get("made_by", "")).split()[2:])
 
 
 def _surveys_of(data: Path) -> list[Path]:
     info = _description(data)
-    made_by = str(info.get("made_by", ""))
-    entries = [entry for command, entry in PREPARED_FROM.items() if made_by.endswith(command)]
-    surveys = [Path(name) for entry in entries for name in info.get(entry, [])]
+    surveys = [Path(name) for name in info.get(PREPARED_FROM.get(_made_by(info), ""), [])]
     here = Path.cwd()
     shown = [path.relative_to(here) if path.is_relative_to(here) else path for path in surveys]
     if not all(survey.exists() for survey in shown):

@@ -74,12 +74,10 @@ class View:
             name: find_inputs([path], point_extensions)
             for name, path in zip(names, paths, strict=True)
         }
-        for text in notes_on_systems(list(chain.from_iterable(groups.values()))):
-            note(text)
+        note(*notes_on_systems(list(chain.from_iterable(groups.values()))))
         reference = REFERENCE if self.reference else None
         scene = scene_of_files(groups, reference, self.max_points, self.up)
-        for text in notes_on_places(scene):
-            note(text)
+        note(*notes_on_places(scene))
         size = write_viewer(self.output, [scene], self.title or scene.name)
         for layer in scene.layers:
             shown = len(layer.positions)

@@ -43,6 +43,7 @@ from pointup.io.cloud import (
 )
 from pointup.io.files import iter_points
 from pointup.io.virtual_clouds import files_of
+from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 
@@ -329,10 +330,9 @@ def _midpoint_model(upsampler: Upsampler | None) -> Upsampler:
     An untrained model has zero offsets, so that its output is the thinned midpoints. Exponent 0
     ignores its predicted density.
     """
-    if upsampler is None:
-        return Upsampler(density_exponent=0.0)
+    config = upsampler.config if upsampler else ModelConfig()
     # The largest ratio of a pass also limits how many points one becomes at a density.
-    return Upsampler(density_exponent=0.0, max_pass_ratio=upsampler.config.max_pass_ratio)
+    return Upsampler(density_exponent=0.0, max_pass_ratio=config.max_pass_ratio)
 
 
 def _as_written(

@@ -197,7 +197,7 @@ def test_a_ratio_beyond_the_largest_needs_force(tmp_path, command, monkeypatch):
     words = tmp_path / "in.npy", "-o", tmp_path / "out.npy", "--ratio", "2.5"
     result = command(*words)
     assert result.status == 1 and is_one_line(result.err)
-    assert "50 points of 20, about 0.0 MB; lower it, or add --force" in result.err
+    assert "50 points of 20, about 5 kB; lower it, or add --force" in result.err
     assert command(*words, "--force").status == 0
     assert len(read_points(tmp_path / "out.npy")) == 50
 

@@ -49,13 +49,13 @@ class Doctor:
             data_findings,
             device_findings,
             machine_findings,
-            read_config,
             run_findings,
         )
+        from pointup.disk import readable_json
         from pointup.model.config import ModelConfig
         from pointup.training.config import DEFAULTS, TrainConfig
 
-        options = read_config(self.run_dir) if self.run_dir else {}
+        options = readable_json(self.run_dir / "config.json") if self.run_dir else {}
         num_workers = options.get("num_workers", TrainConfig.num_workers)
         token_budget = options.get("token_budget", TrainConfig.token_budget)
         token_budget = options.get("found_token_budget", token_budget)

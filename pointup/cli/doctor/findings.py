@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 import pointup
 from pointup.datasets.checks import notes_on_pairs
 from pointup.datasets.opening import open_samples
-from pointup.disk import read_json
-from pointup.errors import DataError, FileError, PointupError
+from pointup.disk import readable_json
+from pointup.errors import DataError, PointupError
 from pointup.geometry import kernels
 from pointup.geometry.kernels import trial
 from pointup.terminal import first_line, in_bytes
@@ -213,19 +213,11 @@ OLD_SECONDS = 600.0
 """Seconds without a new line of metrics after which a running training may hang."""
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """The options of a run; {} if its config.json can't be read."""
-    try:
-        return read_json(directory / "config.json")
-    except FileError:
-        return {}
-
-
 def run_findings(directory: Path) -> Iterator[Finding]:
     if not directory.is_dir():
         yield fail("run", f"{directory}: no such directory", "give the --output-dir of a run")
         return
-    if read_config(directory):
+    if readable_json(directory / "config.json"):
         yield ok("run", str(directory))
     else:
         what = f"{directory / 'config.json'} is missing, or not JSON"

@@ -78,8 +78,7 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
         notes.append(
             f"{len(bad):,} of {len(sizes):,} pairs can't be used: {bad[0].name}: {bad[0].reason}"
         )
-    for text in dict.fromkeys(notes):
-        note(text)
+    note(*dict.fromkeys(notes))
     # Blocks are held out in the whole survey, perhaps none in a shard.
     if validation and "validation" not in tables and "shard" not in info:
         note(

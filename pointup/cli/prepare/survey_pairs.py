@@ -20,7 +20,7 @@ import tyro
 from pointup.cli.coordinate_systems import note_mixed, notes_on_systems
 from pointup.cli.input_files import Inputs, ShardOption, find_inputs, name_inputs, parse_shard
 from pointup.cli.prepare.new_dataset import Making, NewDataset, chosen, parse_range
-from pointup.disk import remove
+from pointup.disk import file_state, remove
 from pointup.errors import ConfigError, DataError
 from pointup.option_help import optional
 from pointup.terminal import note, printable
@@ -436,9 +436,8 @@ class SurveyDataset:
             self.tiling.include_noise,
             self.with_passes,
         )
-        making.check_same_options(
-            {**info, **asdict(tiling), "shard": self.shard, "files": self._identity()}
-        )
+        files = [[[path.resolve(), *file_state(path)[1:]] for path in side] for side in self.sides]
+        making.check_same_options({**info, **asdict(tiling), "shard": self.shard, "files": files})
         self._make_parts(making, regions, extents, tiling, split)
         return [_part_folder(making, region.number) for region in regions]
 
@@ -469,14 +468,6 @@ class SurveyDataset:
             if block == 1 or not making.validation or split.num_blocks * making.validation >= 1:
                 return block, size, regions, split
             block //= 2
-
-    def _identity(self) -> list[Any]:
-        """What tells the files of an interrupted call from others."""
-        stats = [[(path, path.stat()) for path in side] for side in self.sides]
-        return [
-            [[path.resolve(), stat.st_size, stat.st_mtime_ns] for path, stat in side]
-            for side in stats
-        ]
 
     def _make_parts(
         self,
@@ -607,9 +598,8 @@ def note_overlapping(places: list[Place]) -> None:
     extents = [place.extent(-1) for place in places]
     low, high = (np.array([extent[end][:2] for extent in extents]) for end in (0, 1))
     for number, place in enumerate(places):
-        overlap = (low[number] < high[:number]).all(axis=1) & (low[:number] < high[number]).all(
-            axis=1
-        )
+        beside = (low[number] < high[:number]) & (low[:number] < high[number])
+        overlap = beside.all(axis=1)
         if overlap.any():
             note(
                 f"{places[int(np.argmax(overlap))].stem} and {place.stem} overlap: if their "
@@ -679,11 +669,9 @@ def check_systems(sides: Sequence[Sequence[Path]], separate: bool) -> dict[Path,
     paths = list(chain.from_iterable(sides))
     lengths, notes = note_mixed(units_of_readable(paths))
     agreed_unit(lengths)
-    for text in notes:
-        note(text)
+    note(*notes)
     for surveys in zip(*sides, strict=True) if separate else [paths]:
-        for text in (found := notes_on_systems(surveys)):
-            note(text)
+        note(*(found := notes_on_systems(surveys)))
         if found:
             break
     return lengths

@@ -34,6 +34,7 @@ from pointup.io.las_writer import LasWriter
 from pointup.io.length_unit import UNKNOWN, length_unit, units_of_readable
 from pointup.model.upsampler import Upsampler
 from pointup.progress import ProgressBar, write_line
+from pointup.terminal import in_bytes
 from pointup.upsampling.attributes import PARENT, added_dimensions
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.ground import GROUND_CLASS
@@ -296,7 +297,7 @@ def check_size(
     if options.ratio > LARGEST_RATIO or num_out > MAX_POINTS:
         raise ConfigError(
             f"{survey_text(jobs)}: {what} {num_out:,} points of "
-            f"{num_points:,}, about {_in_units(size)}; lower it, or add --force"
+            f"{num_points:,}, about {in_bytes(size)}; lower it, or add --force"
         )
     if options.density is None:
         needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES
@@ -310,13 +311,9 @@ def check_size(
         if needed > free:
             raise FileError(
                 f"{target}: {num_out:,} points and what it takes to make them need about "
-                f"{_in_units(needed)}, and {target.parent} has {_in_units(free)}; make room, write "
+                f"{in_bytes(needed)}, and {target.parent} has {in_bytes(free)}; make room, write "
                 "elsewhere, or add --force"
             )
-
-
-def _in_units(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 # Rounding to a larger share of the spacing changes the surface.

@@ -361,8 +361,7 @@ def group_files(
                 keep_shard(plan, shard)
     plan = workers.from_main(plan)
     if workers.is_main:
-        for line in plan.notes:
-            note(line)
+        note(*plan.notes)
         for job in plan.without_points:
             try:
                 copy_file(job.source, job.target)

@@ -248,8 +248,7 @@ class Upsample:
         with workers.barrier():
             if workers.is_main:
                 sources = [job.source for job in jobs]
-                for text in check_units(sources, self.density, has_lengths, self.force):
-                    note(text)
+                note(*check_units(sources, self.density, has_lengths, self.force))
 
     def _identity(self, options: UpsampleOptions) -> dict[str, Any]:
         """The options that change the result."""

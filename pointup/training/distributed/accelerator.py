@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -314,6 +315,13 @@ def device_module(device: torch.device) -> ModuleType | None:
         return None
     module: ModuleType = torch.get_device_module(device)
     return module if hasattr(module, "mem_get_info") else None
+
+
+def now(device: torch.device) -> float:
+    """Seconds of a clock, after all work of the device has finished."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
 
 
 def release_cached_memory() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,6 +22,7 @@ from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.terminal import in_bytes
 from pointup.training.config import TrainConfig, data_sources, write_config
+from pointup.training.distributed.accelerator import now
 from pointup.training.faults.available_memory import (
     PeakMemory,
     memory_limit,
@@ -205,19 +205,13 @@ class Probe:
         batch = collate([self.dataset[index] for index in clouds])
         shortest = math.inf
         for _ in range(3):
-            start = self._now()
+            start = now(self.device)
             losses = attempt(self.propagate, batch)
             self.drop_gradients()
             if losses is None:
                 return 0.0
-            shortest = min(shortest, self._now() - start)
+            shortest = min(shortest, now(self.device) - start)
         return num_tokens(batch) / shortest
-
-    def _now(self) -> float:
-        """Seconds of a clock, after all work of the device has finished."""
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        return time.perf_counter()
 
 
 def heaviest_batches(
