@@ -73,10 +73,17 @@ class PointWriter(ABC):
     not fit the file.
     """
 
-    def __init__(self, path: Path, extra_dimensions: Sequence[ExtraDimension] = ()) -> None:
+    def __init__(
+        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+    ) -> None:
         self.path = path
         self.extra_dimensions = tuple(extra_dimensions)
         self.num_points = 0
+        self._lay_out(like)
+
+    @abstractmethod
+    def _lay_out(self, like: PointCloud) -> None:
+        """Choose a layout for clouds such as `like`: that of its file, if it has this format."""
 
     def __enter__(self) -> Self:
         with os_errors(self.path, "written"):
@@ -161,18 +168,15 @@ class PointWriter(ABC):
 class ColumnWriter(PointWriter):
     """Writer of a format that is a table of named numeric columns.
 
-    `columns` maps each name to its type and is fixed in the constructor. x, y and z are float64.
+    `columns` maps each name to its type and is fixed by `_lay_out`. x, y and z are float64.
     An attribute with several values per point becomes the columns NAME_0, NAME_1, ...
     """
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path, extra_dimensions)
+    def _lay_out(self, like: PointCloud) -> None:
         flat = flatten_attributes(like.attributes)
         self.columns = dict.fromkeys("xyz", np.dtype(np.float64))
         self.columns |= {name: values.dtype for name, values in flat.items()}
-        self.columns |= {added.name: np.dtype(added.dtype) for added in extra_dimensions}
+        self.columns |= {added.name: np.dtype(added.dtype) for added in self.extra_dimensions}
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         flat = dict(zip("xyz", positions.T, strict=True)) | flatten_attributes(attributes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 from pointup.disk import check_expansion, library_errors, os_errors
 from pointup.errors import FileError
 from pointup.io.cloud import (
-    ExtraDimension,
     PointCloud,
     cast_values,
     warn_once,
@@ -74,10 +72,8 @@ class E57Writer(FixedColumnWriter):
 
     supported = ("intensity", *COLOURS)
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path, like, extra_dimensions)
+    def _lay_out(self, like: PointCloud) -> None:
+        super()._lay_out(like)
         self._chunks: list[dict[str, np.ndarray]] = []
 
     def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:

@@ -48,27 +48,17 @@ __all__ = [
 ]
 
 TEXT_EXTENSIONS = (".xyz", ".txt", ".csv", ".asc")
-READERS: dict[str, Callable[[Path], PointCloud]] = {
-    ".ply": read_ply,
-    ".pcd": read_pcd,
-    ".e57": read_e57,
-    ".pts": read_pts,
-    ".bin": read_sweep,
-    **dict.fromkeys(TEXT_EXTENSIONS, read_text),
-    ".npy": read_npy,
-    ".npz": read_npz,
+FORMATS: dict[str, tuple[Callable[[Path], PointCloud], type[PointWriter]]] = {
+    ".ply": (read_ply, PlyWriter),
+    ".pcd": (read_pcd, PcdWriter),
+    ".e57": (read_e57, E57Writer),
+    ".pts": (read_pts, PtsWriter),
+    ".bin": (read_sweep, SweepWriter),
+    **dict.fromkeys(TEXT_EXTENSIONS, (read_text, TextWriter)),
+    ".npy": (read_npy, NpyWriter),
+    ".npz": (read_npz, NpzWriter),
 }
-WRITERS: dict[str, type[PointWriter]] = {
-    ".ply": PlyWriter,
-    ".pcd": PcdWriter,
-    ".e57": E57Writer,
-    ".pts": PtsWriter,
-    ".bin": SweepWriter,
-    **dict.fromkeys(TEXT_EXTENSIONS, TextWriter),
-    ".npy": NpyWriter,
-    ".npz": NpzWriter,
-}
-writable_extensions = (*LAS_EXTENSIONS, *WRITERS)
+writable_extensions = (*LAS_EXTENSIONS, *FORMATS)
 point_extensions = (*writable_extensions, ".obj")
 mesh_extensions = (".off", ".obj", ".stl", ".ply")
 # Formats that hold meshes only. Some of them can't be read.
@@ -92,7 +82,8 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
         from pointup.io.las import read_las
 
         return read_las(path, attributes)
-    cloud = with_coordinates(READERS.get(suffix, _read_obj_vertices)(path))
+    read = FORMATS[suffix][0] if suffix in FORMATS else _read_obj_vertices
+    cloud = with_coordinates(read(path))
     if not attributes:
         cloud.attributes = {}
     return cloud
@@ -178,8 +169,7 @@ def open_writer(
         from pointup.io.las_writer import LasWriter
 
         return LasWriter(path, like, extra_dimensions)
-    writer: Callable[..., PointWriter] = WRITERS[suffix]
-    return writer(path, like, extra_dimensions)
+    return FORMATS[suffix][1](path, like, extra_dimensions)
 
 
 def write_points(path: str | Path, cloud: PointCloud | np.ndarray) -> None:

@@ -6,7 +6,7 @@ keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -62,10 +62,7 @@ class LasWriter(PointWriter):
     Raises DataError for a `like` of another format with values that LAS can't hold.
     """
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path, extra_dimensions)
+    def _lay_out(self, like: PointCloud) -> None:
         self._conversion, attributes = None, like.attributes
         if isinstance(like.header, laspy.LasHeader):
             header = deepcopy(like.header)
@@ -73,7 +70,7 @@ class LasWriter(PointWriter):
             self._conversion = LasConversion(like)
             attributes = self._conversion.attributes(attributes)
             header = new_header(like.positions, self._conversion.ranges)
-            note_coarse_steps(path, header.scales[0], like.positions)
+            note_coarse_steps(self.path, header.scales[0], like.positions)
         self._check_writable(header)
         known = set(header.point_format.dimension_names)
         if self._conversion is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
@@ -14,7 +13,6 @@ from pointup.disk import check_expansion, library_errors, os_errors
 from pointup.errors import FileError
 from pointup.io.cloud import (
     ColumnWriter,
-    ExtraDimension,
     PointCloud,
     PointWriter,
     as_positions,
@@ -128,13 +126,10 @@ class NpyWriter(ColumnWriter):
 class NpzWriter(PointWriter):
     """Writes positions and attributes as named arrays; keeps them in memory until the end."""
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path, extra_dimensions)
+    def _lay_out(self, like: PointCloud) -> None:
         self.header = like.header if isinstance(like.header, NpzHeader) else NpzHeader()
         self._types = {name: values.dtype for name, values in like.attributes.items()}
-        self._types |= {added.name: np.dtype(added.dtype) for added in extra_dimensions}
+        self._types |= {added.name: np.dtype(added.dtype) for added in self.extra_dimensions}
         self._chunks: list[dict[str, np.ndarray]] = []
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,6 @@ from pointup.disk import check_expansion
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
     ColumnWriter,
-    ExtraDimension,
     PointCloud,
     as_positions,
     cast_values,
@@ -235,10 +233,8 @@ class PcdWriter(ColumnWriter):
     float64. Colours that were packed in the original are packed again.
     """
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path, like, extra_dimensions)
+    def _lay_out(self, like: PointCloud) -> None:
+        super()._lay_out(like)
         before = like.header if isinstance(like.header, PcdHeader) else None
         self._encoding = "ascii" if before and before.encoding == "ascii" else "binary"
         self._viewpoint = (before.viewpoint if before else "") or VIEWPOINT
@@ -251,7 +247,7 @@ class PcdWriter(ColumnWriter):
             ):
                 self.columns[name] = np.dtype(np.float32)  # type: ignore[assignment]
             if not name.isascii() or len(name.split()) != 1 or name.startswith(("_", "#")):
-                raise DataError(f"{path}: PCD can't have a field {name!r}; rename it")
+                raise DataError(f"{self.path}: PCD can't have a field {name!r}; rename it")
 
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
         if self._packed:

@@ -8,7 +8,6 @@ Python.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -19,7 +18,6 @@ from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
     ColumnWriter,
-    ExtraDimension,
     PointCloud,
     as_positions,
     cast_values,
@@ -189,10 +187,8 @@ class PlyWriter(ColumnWriter):
     Coordinates are always float64, because float32 is too coarse for map coordinates.
     """
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path, like, extra_dimensions)
+    def _lay_out(self, like: PointCloud) -> None:
+        super()._lay_out(like)
         self.header = like.header if isinstance(like.header, PlyHeader) else PlyHeader()
         order = BYTE_ORDERS[self.header.encoding]
         kept = [name for name in self.header.properties if name in self.columns]
@@ -200,7 +196,7 @@ class PlyWriter(ColumnWriter):
         self.columns = {name: _ply_type(self.columns[name]) for name in names}
         for name in names:
             if not name.isascii() or len(name.split()) != 1:
-                raise DataError(f"{path}: PLY can't have a property {name!r}; rename it")
+                raise DataError(f"{self.path}: PLY can't have a property {name!r}; rename it")
         self._dtype = np.dtype(
             [(name, dtype.newbyteorder(order)) for name, dtype in self.columns.items()]
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
-    ExtraDimension,
     PointCloud,
     PointWriter,
     as_positions,
@@ -35,20 +33,17 @@ class FixedColumnWriter(PointWriter):
 
     supported: tuple[str, ...] = ()
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path)
+    def _lay_out(self, like: PointCloud) -> None:
         flat = flatten_attributes(like.attributes)
-        names = [*flat, *(added.name for added in extra_dimensions)]
+        names = [*flat, *(added.name for added in self.extra_dimensions)]
         # By their plain names; the first of two wins.
         self._given = {plain_name(name): name for name in reversed(names)}
         self.columns = [name for name in self.supported if name in self._given]
         kept = [self._given[name] for name in self.columns]
         if left_out := [name for name in dict.fromkeys(names) if name not in kept]:
             warn_once(
-                f"{path}: {path.suffix} files can't store {', '.join(left_out)}; left out (LAS, "
-                "PLY, PCD and CSV store them)"
+                f"{self.path}: {self.path.suffix} files can't store {', '.join(left_out)}; left "
+                "out (LAS, PLY, PCD and CSV store them)"
             )
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
@@ -187,11 +182,9 @@ class SweepWriter(FixedColumnWriter):
     Raises FileError for coordinates that float32 can't hold to 1e-3, such as map coordinates.
     """
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        self.supported = column_names(path)
-        super().__init__(path, like, extra_dimensions)
+    def _lay_out(self, like: PointCloud) -> None:
+        self.supported = column_names(self.path)
+        super()._lay_out(like)
 
     def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         rounding = np.abs(positions.astype(np.float32) - positions).max()

@@ -22,7 +22,6 @@ from pointup.disk import os_errors
 from pointup.errors import FileError
 from pointup.io.cloud import (
     ColumnWriter,
-    ExtraDimension,
     PointCloud,
     as_positions,
     storable,
@@ -353,11 +352,9 @@ class TextWriter(ColumnWriter):
     attributes, the names in a comment. If columns are added to a table without names, all get one.
     """
 
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path, like, extra_dimensions)
-        suffix = path.suffix.lower()
+    def _lay_out(self, like: PointCloud) -> None:
+        super()._lay_out(like)
+        suffix = self.path.suffix.lower()
         same_kind = like.path is not None and like.path.suffix.lower() == suffix
         if isinstance(like.header, TextHeader) and same_kind:
             self.header = like.header
