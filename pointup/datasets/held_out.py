@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,24 +55,6 @@ class HeldOut:
         return lines
 
 
-@dataclass(frozen=True)
-class _Rectangles:
-    """The pairs of a split: bounding rectangles `low` (n, 2) to `high` (n, 2), names."""
-
-    low: np.ndarray
-    high: np.ndarray
-    names: list[str]
-
-    @property
-    def area(self) -> float:
-        return float(np.nansum((self.high - self.low).prod(axis=1)))
-
-    def distances(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Distances (n,) to the rectangle `low` (2,) to `high` (2,); NaN without points."""
-        beside = np.maximum(self.low - high, low - self.high).clip(min=0)
-        return np.hypot(beside[:, 0], beside[:, 1])
-
-
 def measure_held_out(train: Samples, validation: Samples, info: dict[str, Any]) -> HeldOut:
     """Measure both splits of a dataset; `info` is the content of the dataset's pointup.json.
 
@@ -80,13 +62,15 @@ def measure_held_out(train: Samples, validation: Samples, info: dict[str, Any]) 
     coordinates. Pairs made with `--separate` have common coordinates with the pairs of the same
     file only.
     """
-    held_out, trained = _rectangles(validation), _rectangles(train)
-    area = held_out.area
+    area, trained = (
+        float(np.nansum((high - low).prod(axis=1)))
+        for low, high in map(_corners, (validation, train))
+    )
     return HeldOut(
         num_pairs=len(validation),
         share_of_pairs=len(validation) / max(len(validation) + len(train), 1),
-        share_of_area=area / max(area + trained.area, 1e-300),
-        gap=_smallest_gap(train, validation, trained, held_out, bool(info.get("separate")))
+        share_of_area=area / max(area + trained, 1e-300),
+        gap=_smallest_gap(train, validation, bool(info.get("separate")))
         if str(info.get("made_by", "")).endswith(
             ("prepare pairs", "prepare thin", "prepare passes")
         )
@@ -102,10 +86,8 @@ def rows_near(train: Samples, validation: Samples, distance: float) -> np.ndarra
     """
     from scipy.spatial import cKDTree
 
-    trained, held_out = _rectangles(train), _rectangles(validation)
     near = np.zeros(len(train), dtype=bool)
-    for row in range(len(validation)):
-        between = trained.distances(held_out.low[row], held_out.high[row])
+    for row, between in enumerate(_distances(train, validation)):
         if not distance:
             near |= between == 0
         candidates = np.flatnonzero((between < distance) & ~near)
@@ -117,23 +99,16 @@ def rows_near(train: Samples, validation: Samples, distance: float) -> np.ndarra
     return np.flatnonzero(near)
 
 
-def _smallest_gap(
-    train: Samples,
-    validation: Samples,
-    trained: _Rectangles,
-    held_out: _Rectangles,
-    are_separate: bool,
-) -> float | None:
+def _smallest_gap(train: Samples, validation: Samples, are_separate: bool) -> float | None:
     from scipy.spatial import cKDTree
 
     # The names of tiles end in their two indices.
     train_files, held_out_files = (
-        np.array([name.rsplit("_", 2)[0] if are_separate else "" for name in rectangles.names])
-        for rectangles in (trained, held_out)
+        np.array([name.rsplit("_", 2)[0] if are_separate else "" for name in samples.names])
+        for samples in (train, validation)
     )
     smallest = np.inf
-    for row in range(len(validation)):
-        between = trained.distances(held_out.low[row], held_out.high[row])
+    for row, between in enumerate(_distances(train, validation)):
         # The comparison is also False for a distance of NaN.
         candidates = np.flatnonzero((between < smallest) & (train_files == held_out_files[row]))
         if not len(candidates):
@@ -156,9 +131,18 @@ def _points(samples: Samples, row: int) -> np.ndarray:
     return points + samples.value("origin", row)[:2]
 
 
-def _rectangles(samples: Samples) -> _Rectangles:
+def _corners(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """The corners of the bounding rectangles of pairs, (n, 2) to (n, 2); NaN without points."""
     origin, low, high = (samples.array(name)[:, :2] for name in ("origin", "low", "high"))
-    return _Rectangles(origin + low, origin + high, list(samples.names))
+    return origin + low, origin + high
+
+
+def _distances(train: Samples, validation: Samples) -> Iterator[np.ndarray]:
+    """The distances (n,) of all training pairs to each validation pair, as rectangles."""
+    lows, highs = _corners(train)
+    for low, high in zip(*_corners(validation), strict=True):
+        beside = np.maximum(lows - high, low - highs).clip(min=0)
+        yield np.hypot(beside[:, 0], beside[:, 1])
 
 
 # Datasets that were prepared with other options of the same surveys, meshes or HDF5 patches hold

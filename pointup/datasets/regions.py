@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -114,11 +115,8 @@ def _regions_of(extent: FileExtent, width: float) -> list[tuple[int, int]]:
             f"{extent.path}: its header gives x from {extent.low[0]:g} to {extent.high[0]:g}, "
             f"y from {extent.low[1]:g} to {extent.high[1]:g}, with few points; repair it"
         )
-    return [
-        (x, y)
-        for x in range(int(first[0]), int(last[0]) + 1)
-        for y in range(int(first[1]), int(last[1]) + 1)
-    ]
+    x, y = (range(low, high + 1) for low, high in zip(first.tolist(), last.tolist(), strict=True))
+    return list(product(x, y))
 
 
 # With so many validation blocks expected, the share of chance is close to the wanted one.

@@ -290,38 +290,26 @@ def iter_nodes(
     # A point may lie at any height.
     box = NodeBounds(np.array([*bounds.low, -np.inf]), np.array([*bounds.high, np.inf]))
     nodes = load_octree_for_query(stream, reader.copc_info, reader.root_page, query_bounds=box)
-    group: list[OctreeNode] = []
+    groups: list[list[OctreeNode]] = []
     for node in sorted(nodes, key=lambda node: int(node.offset)):
-        if group and sum(each.point_count for each in group) + node.point_count > chunk_size:
-            yield _records_of(path, stream, header, reader, group, selection)
-            group = []
-        group.append(node)
-    if group:
-        yield _records_of(path, stream, header, reader, group, selection)
-
-
-def _records_of(
-    path: Path,
-    stream: BinaryIO,
-    header: laspy.LasHeader,
-    reader: CopcReader,
-    nodes: list[OctreeNode],
-    selection: DecompressionSelection,
-) -> ScaleAwarePointRecord:
-    chunks = []
-    for node in nodes:
-        stream.seek(node.offset)
-        chunks.append(stream.read(node.byte_size))
-        if len(chunks[-1]) < node.byte_size:
-            raise damaged(path, "a node of its octree is cut short")
-    number = sum(node.point_count for node in nodes)
-    raw = np.zeros(number * header.point_format.size, dtype=np.uint8)
-    table = [(node.point_count, node.byte_size) for node in nodes]
-    lazrs.decompress_points_with_chunk_table(
-        b"".join(chunks), reader.laszip_vlr.record_data, raw, table, selection.to_lazrs()
-    )
-    records = PackedPointRecord.from_buffer(raw, header.point_format)
-    return ScaleAwarePointRecord(records.array, header.point_format, header.scales, header.offsets)
+        if not groups or sum(each.point_count for each in (*groups[-1], node)) > chunk_size:
+            groups.append([])
+        groups[-1].append(node)
+    layout = header.point_format
+    for group in groups:
+        chunks = []
+        for node in group:
+            stream.seek(node.offset)
+            chunks.append(stream.read(node.byte_size))
+            if len(chunks[-1]) < node.byte_size:
+                raise damaged(path, "a node of its octree is cut short")
+        table = [(node.point_count, node.byte_size) for node in group]
+        raw = np.zeros(sum(number for number, _ in table) * layout.size, dtype=np.uint8)
+        lazrs.decompress_points_with_chunk_table(
+            b"".join(chunks), reader.laszip_vlr.record_data, raw, table, selection.to_lazrs()
+        )
+        records = PackedPointRecord.from_buffer(raw, layout)
+        yield ScaleAwarePointRecord(records.array, layout, header.scales, header.offsets)
 
 
 # Checks the counts and offsets of a LAS or LAZ file against its size before laspy reads it.

@@ -371,9 +371,8 @@ def samples_of_runs(
         by = training_ratio(batch, ratio, max_ratio)
         packed = {"source": batch.pos, BASELINE: clouds_of_pairs(batch, by)["midpoints"][0]}
         for name, model in models.items():
-            packed[name] = upsampled_pairs(batch, by, model, [vertical], originals=not noise[name])[
-                0
-            ]
+            keeps = not noise[name]
+            packed[name], _ = upsampled_pairs(batch, by, model, [vertical], originals=keeps)
         origin = usable.origin(index)
         clouds = {name: points.cpu().numpy() + origin for name, points in packed.items()}
         target = batch.target.cpu().numpy() + origin

@@ -430,45 +430,32 @@ def write_each(
     workers: LaunchedWorkerGroup,
     progress: ProgressBar,
 ) -> list[tuple[int, int, Exception | None]]:
-    """Write the files of this process. Returns number, points written and error of each."""
+    """Write the files of this process: their points, then the new ones. Returns number, points
+    written and error of each."""
     written: list[tuple[int, int, Exception | None]] = []
     own = [number for number, job in enumerate(jobs) if not job.is_context]
     for number in workers.shard(own):
         job = jobs[number]
         try:
-            num_points = _write(job, number, store, new_points, with_originals, window, progress)
-            written.append((number, num_points, None))
+            job.check_source()
+            with _opened(job, store, new_points.has_uncertainty) as writer:
+                if with_originals:
+                    copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
+                    progress.add(writer.num_points)
+                index = None if job.bounds is None else index_in_window(job, CHUNK_SIZE)
+                for cloud in new_points.of_file(number):
+                    if job.bounds is not None and index is not None:
+                        cloud = cloud.select(job.bounds.inside(cloud.positions))
+                        cloud.attributes[PARENT] = index[cloud.attributes[PARENT]]
+                    writer.write(cloud)
+                    progress.add(len(cloud))
+                    if window:
+                        window.add(cloud.positions)
+                job.check_source()
+            written.append((number, writer.num_points, None))
         except (PointupError, ValueError, OSError) as error:
             written.append((number, 0, error))
     return written
-
-
-def _write(
-    job: Job,
-    number: int,
-    store: Store,
-    new_points: NewPoints,
-    with_originals: bool,
-    window: Window | None,
-    progress: ProgressBar,
-) -> int:
-    """Write the points of a file, then the new points. Returns the number of points."""
-    job.check_source()
-    with _opened(job, store, new_points.has_uncertainty) as writer:
-        if with_originals:
-            copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
-            progress.add(writer.num_points)
-        index = None if job.bounds is None else index_in_window(job, CHUNK_SIZE)
-        for cloud in new_points.of_file(number):
-            if job.bounds is not None and index is not None:
-                cloud = cloud.select(job.bounds.inside(cloud.positions))
-                cloud.attributes[PARENT] = index[cloud.attributes[PARENT]]
-            writer.write(cloud)
-            progress.add(len(cloud))
-            if window:
-                window.add(cloud.positions)
-        job.check_source()
-        return writer.num_points
 
 
 def _opened(job: Job, store: Store, has_uncertainty: bool = False) -> PointWriter:

@@ -114,33 +114,27 @@ class Trackers:
         }
         names = accelerator.log_with
         started: list[GeneralTracker] = []
+
+        def start(each: Any, name: str) -> None:
+            if name == "tensorboard":
+                tracker = TensorBoardTracker("", str(self.directory), purge_step=self.purge_step)
+                tracker.start()
+                write_hyperparameters(tracker.writer, values)
+                started.append(tracker)
+                threading.excepthook = self._report_of_thread
+                return
+            # TensorBoard names a run by its directory, the others by project and run.
+            options = {"name": self.directory.resolve().name, "dir": str(self.directory)}
+            if name == "wandb":
+                options |= {"id": wandb_id(self.directory, resume_step), "resume": "allow"}
+            accelerator.log_with = [each]
+            accelerator.init_trackers(PROJECT, values, init_kwargs={"wandb": options})
+            started.extend(accelerator.trackers)
+
         for each in names:
             name = str(getattr(each, "value", each))
-            self._attempt(name, self._start, each, name, values, resume_step, started)
+            self._attempt(name, start, each, name)
         accelerator.log_with, accelerator.trackers = names, started
-
-    def _start(
-        self,
-        each: Any,
-        name: str,
-        values: dict[str, Any],
-        resume_step: int,
-        started: list[GeneralTracker],
-    ) -> None:
-        if name == "tensorboard":
-            tracker = TensorBoardTracker("", str(self.directory), purge_step=self.purge_step)
-            tracker.start()
-            write_hyperparameters(tracker.writer, values)
-            started.append(tracker)
-            threading.excepthook = self._report_of_thread
-            return
-        # TensorBoard names a run by its directory, the others by project and run.
-        options = {"name": self.directory.resolve().name, "dir": str(self.directory)}
-        if name == "wandb":
-            options |= {"id": wandb_id(self.directory, resume_step), "resume": "allow"}
-        self.accelerator.log_with = [each]
-        self.accelerator.init_trackers(PROJECT, values, init_kwargs={"wandb": options})
-        started += self.accelerator.trackers
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """A point of each curve, in all trackers."""
