@@ -65,7 +65,8 @@ def check_samples(table: pa.Table) -> tuple[list[str], np.ndarray, np.ndarray, n
         if column == "target":
             num_target = sizes
         if column == "target_normals":
-            found += _wrong_counts(sizes, num_target)
+            wrong = np.flatnonzero((sizes > 0) & (sizes != num_target)).tolist()
+            found += [(i, f"{sizes[i]} normals for {num_target[i]} points") for i in wrong]
         for i, reason in found:
             reasons[i] = reasons[i] or reason
     low = np.minimum(boxes["source"][0], boxes["target"][0])
@@ -107,11 +108,6 @@ def _not_finite(values: np.ndarray, ptr: np.ndarray, column: str) -> Reasons:
     return [
         (int(row), f"{column} has {number} points that are not finite") for row, number in numbers
     ]
-
-
-def _wrong_counts(num_normals: np.ndarray, num_target: np.ndarray) -> Reasons:
-    wrong = np.flatnonzero((num_normals > 0) & (num_normals != num_target)).tolist()
-    return [(i, f"{num_normals[i]} normals for {num_target[i]} points") for i in wrong]
 
 
 def _bounds(values: np.ndarray, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,11 +11,7 @@ import numpy as np
 
 from pointup.disk import check_expansion, library_errors, os_errors
 from pointup.errors import FileError
-from pointup.io.cloud import (
-    PointCloud,
-    cast_values,
-    warn_once,
-)
+from pointup.io.cloud import PointCloud, cast_values, warn_once
 from pointup.io.pts import FixedColumnWriter
 
 ATTRIBUTES = {

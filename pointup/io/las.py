@@ -424,6 +424,11 @@ def _check_chunks(
     laszip: bytes,
     num_checked: int | None,
 ) -> None:
+    """Check the chunks against the file, and the sizes of their layers against the chunk.
+
+    For point formats 6 and above, a chunk begins with its first point, its number of points and the
+    sizes of its layers. Chunks of older formats have no layers.
+    """
     if len(laszip) < 34:
         raise damaged(path, "the record that describes its compression is missing")
     chunk_size = unpack_from("<I", laszip, 12)[0]
@@ -443,28 +448,12 @@ def _check_chunks(
     num_chunks = int.from_bytes(stream.read(4), "little")
     if num_chunks > size:
         raise damaged(path, f"it counts {num_chunks} chunks in {size} bytes")
-    _check_each_chunk(path, stream, points_start, table, laszip, num_checked)
-
-
-def _check_each_chunk(
-    path: Path,
-    stream: BinaryIO,
-    points_start: int,
-    table: int,
-    laszip: bytes,
-    num_checked: int | None,
-) -> None:
-    """Check the sizes of chunks against the file, and the sizes of their layers against the chunk.
-
-    For point formats 6 and above, a chunk begins with its first point, its number of points and the
-    sizes of its layers. Chunks of older formats have no layers.
-    """
     num_items = unpack_from("<H", laszip, 32)[0]
     if len(laszip) < 34 + 6 * num_items:
         raise damaged(path, "the record that describes its compression is cut short")
     items = [unpack_from("<HH", laszip, 34 + 6 * i) for i in range(num_items)]
-    num_layers = sum(size if kind == BYTE14 else LAYERS.get(kind, 0) for kind, size in items)
-    first_layer = sum(size for _, size in items) + 4 + 4 * num_layers
+    num_layers = sum(width if kind == BYTE14 else LAYERS.get(kind, 0) for kind, width in items)
+    first_layer = sum(width for _, width in items) + 4 + 4 * num_layers
     stream.seek(points_start)
     chunks = lazrs.read_chunk_table(stream, lazrs.LazVlr(laszip))
     start = points_start + 8

@@ -193,7 +193,10 @@ class PlyWriter(ColumnWriter):
         order = BYTE_ORDERS[self.header.encoding]
         kept = [name for name in self.header.properties if name in self.columns]
         names = dict.fromkeys([*kept, *self.columns])
-        self.columns = {name: _ply_type(self.columns[name]) for name in names}
+        types = {name: self.columns[name] for name in names}
+        # PLY has no 64-bit integers.
+        double = np.dtype(np.float64)
+        self.columns = {n: double if t.itemsize > 4 else storable(t) for n, t in types.items()}
         for name in names:
             if not name.isascii() or len(name.split()) != 1:
                 raise DataError(f"{self.path}: PLY can't have a property {name!r}; rename it")
@@ -217,8 +220,3 @@ class PlyWriter(ColumnWriter):
         lines += ["comment" + " " * (COUNT_DIGITS - len(digits)), f"element vertex {digits}"]
         lines += [f"property {names[dtype]} {name}" for name, dtype in self.columns.items()]
         self._stream.write(("\n".join([*lines, "end_header"]) + "\n").encode("latin-1"))
-
-
-def _ply_type(dtype: np.dtype) -> np.dtype:
-    # PLY has no 64-bit integers.
-    return np.dtype(np.float64) if dtype.itemsize > 4 else storable(dtype)

@@ -78,7 +78,8 @@ def read_pts(path: Path) -> PointCloud:
     counts = [int(count) for count in COUNT_LINE.findall(text)]
     # Count lines become empty lines, so that the line numbers in messages are those of the file.
     rows = COUNT_LINE.sub(b"", text)
-    width = next((len(line.split()) for line in _lines(rows)), 3)
+    lines = (without_comment(line.decode("latin-1")) for line in rows[:100_000].splitlines())
+    width = next((len(line.split()) for line in lines if line), 3)
     if width < 3:
         raise FileError(f"{path}: {width} columns; at least x, y and z are needed")
     names = NAMES.get(width, tuple(f"column_{i}" for i in range(4, width + 1)))
@@ -98,11 +99,6 @@ def read_pts(path: Path) -> PointCloud:
         if values.dtype == np.int64 and values.min() >= 0 and values.max() <= 255:
             columns[name] = values.astype(np.uint8)
     return PointCloud(positions, columns, None, path)
-
-
-def _lines(text: bytes) -> list[str]:
-    lines = (without_comment(line.decode("latin-1")) for line in text[:100_000].splitlines())
-    return [line for line in lines if line]
 
 
 class PtsWriter(FixedColumnWriter):

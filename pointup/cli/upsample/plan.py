@@ -98,11 +98,8 @@ def needs_folder(inputs: Sequence[Path], output: Path, is_folder: bool = False) 
     cloud, and if it is one already or has no extension.
     """
     is_named_so = is_folder or output.is_dir() or not output.suffix
-    return is_named_so or len(inputs) > 1 or any(map(_holds_files, inputs))
-
-
-def _holds_files(path: Path) -> bool:
-    return path.is_dir() or path.suffix.lower() == VIRTUAL
+    hold_files = (path.is_dir() or path.suffix.lower() == VIRTUAL for path in inputs)
+    return is_named_so or len(inputs) > 1 or any(hold_files)
 
 
 def plan_jobs(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import FrameType
 
 import psutil
 
@@ -65,7 +64,9 @@ class StopRequest:
                 for number in SIGNALS:
                     # A process started by nohup must outlive its terminal.
                     if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                        stack.callback(signal.signal, number, signal.signal(number, do_nothing))
+                        stack.callback(
+                            signal.signal, number, signal.signal(number, lambda *_: None)
+                        )
             self.stack = stack.pop_all()
         return self
 
@@ -123,10 +124,6 @@ def launcher_is_gone() -> bool:
     # In a container the launcher itself may be process 1.
     adopts = parent == 1 or name == "systemd"
     return adopts and not any(word in " ".join(command) for word in LAUNCHER_WORDS)
-
-
-def do_nothing(number: int, frame: FrameType | None) -> None:
-    """Python's signal handler; `StopRequest.listen` handles the signal."""
 
 
 def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:

@@ -291,15 +291,11 @@ class MetricsFile:
     def write(self, record: Mapping[str, Any]) -> None:
         was_complete = not self.unwritten
         self.unwritten += json.dumps(finite(record), allow_nan=False).encode() + b"\n"
-        self.flush(is_news=was_complete)
-
-    def flush(self, is_news: bool = False) -> None:
-        """Write the lines that a full disk rejected; with `is_news` the log warns on failure."""
         try:
             while self.unwritten:
                 self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
         except OSError as error:
-            if is_news:
+            if was_complete:
                 logger.warning("%s: can't be written (%s) for now", self.path, error.strerror)
 
     def close(self) -> None:
