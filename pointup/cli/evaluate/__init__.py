@@ -186,13 +186,6 @@ class EvaluatedPairs:
         return evaluate(self)
 
 
-Subject = (
-    Annotated[Shapes, tyro.conf.subcommand("shapes")]
-    | Annotated[Lidar, tyro.conf.subcommand("lidar")]
-    | Annotated[EvaluatedPairs, tyro.conf.subcommand("pairs")]
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
     """Measure a model, or clouds upsampled by other programs, beside no-network baselines.
@@ -200,7 +193,7 @@ class Evaluate:
     If there is a second sampling of the true surface, it is measured as "resampled ground truth".
     """
 
-    subject: Subject
+    subject: Shapes | Lidar | Annotated[EvaluatedPairs, tyro.conf.subcommand("pairs")]
 
     def run(self) -> int:
         return self.subject.run()
