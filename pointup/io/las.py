@@ -81,7 +81,7 @@ def iter_records(
         with _las_errors(path):
             by_nodes = bounds is not None and is_copc(path)
             num_checked = 0 if by_nodes else 1 if only_first else None
-            layout = read_layout(path, stream, num_checked)
+            vlrs, evlrs, creation_date = read_layout(path, stream, num_checked)
             reader = laspy.open(
                 stream,
                 closefd=False,
@@ -90,8 +90,8 @@ def iter_records(
                 decompression_selection=selection or DecompressionSelection.all(),
             )
             header = reader.header
-            _keep_records_raw(header, layout.vlrs, layout.evlrs)
-            header.raw_creation_date = layout.creation_date
+            _keep_records_raw(header, vlrs, evlrs)
+            header.raw_creation_date = creation_date
         _check_header(path, header)
         if bounds is not None and by_nodes:
             with _las_errors(path):
@@ -344,16 +344,10 @@ class RawRecord(NamedTuple):
     data: bytes
 
 
-class Layout(NamedTuple):
-    """The parts of a file that laspy changes: VLRs, EVLRs and the creation date (4 bytes)."""
-
-    vlrs: list[RawRecord]
-    evlrs: list[RawRecord]
-    creation_date: bytes
-
-
-def read_layout(path: Path, stream: BinaryIO, num_checked: int | None = None) -> Layout:
-    """Read the VLRs, the EVLRs and the creation date of a file, byte for byte.
+def read_layout(
+    path: Path, stream: BinaryIO, num_checked: int | None = None
+) -> tuple[list[RawRecord], list[RawRecord], bytes]:
+    """Read a file's VLRs, EVLRs and creation date (4 bytes), all of which laspy changes.
 
     Checks the first `num_checked` LAZ chunks, by default all; with 0 not even their table. Each
     chunk takes a read. Leaves the stream at its beginning. Raises FileError for a file that is not
@@ -391,7 +385,7 @@ def read_layout(path: Path, stream: BinaryIO, num_checked: int | None = None) ->
                 f"{num_held:,}; those beyond the count are left out"
             )
     stream.seek(0)
-    return Layout(vlrs, evlrs, head[CREATION_DATE_OFFSET : CREATION_DATE_OFFSET + 4])
+    return vlrs, evlrs, head[CREATION_DATE_OFFSET : CREATION_DATE_OFFSET + 4]
 
 
 def _read_records(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -25,13 +24,6 @@ _NOT_WHOLE = "not a whole NumPy file: {}; save it again"
 _MOST_COLUMNS = 100  # Of three points; more are the points themselves.
 
 
-@dataclass(frozen=True)
-class NpzHeader:
-    """The key of the positions in an NPZ file."""
-
-    key: str = "positions"
-
-
 def read_npy(path: Path) -> PointCloud:
     """Read an array (N, 3) or wider; columns after z become attributes `column_4`, `column_5`..."""
     # A damaged shape may overflow, which the mapping refuses.
@@ -48,7 +40,7 @@ def read_npy(path: Path) -> PointCloud:
 def read_npz(path: Path) -> PointCloud:
     """Read positions, stored under one of `POSITION_KEYS`, and numeric arrays of the same length.
 
-    Other arrays are not read; a warning names those.
+    Other arrays are not read; a warning names those. The header is the key of the positions.
     """
     with library_errors(path, _NOT_WHOLE), os_errors(path, "read"), ZipFile(path) as archive:
         members = [name for name in archive.namelist() if name.endswith(".npy")]
@@ -76,7 +68,7 @@ def read_npz(path: Path) -> PointCloud:
             with archive.open(f"{name}.npy") as member:
                 arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
     positions, attributes = _split_array(arrays.pop(key), f"{path}: {key}")
-    return PointCloud(positions, attributes | arrays, NpzHeader(key), path)
+    return PointCloud(positions, attributes | arrays, key, path)
 
 
 def _read_header(archive: ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
@@ -127,13 +119,13 @@ class NpzWriter(PointWriter):
     """Writes positions and attributes as named arrays; keeps them in memory until the end."""
 
     def _lay_out(self, like: PointCloud) -> None:
-        self.header = like.header if isinstance(like.header, NpzHeader) else NpzHeader()
+        self._key = like.header if isinstance(like.header, str) else POSITION_KEYS[0]
         self._types = {name: values.dtype for name, values in like.attributes.items()}
         self._types |= {added.name: np.dtype(added.dtype) for added in self.extra_dimensions}
         self._chunks: list[dict[str, np.ndarray]] = []
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
-        self._chunks.append({self.header.key: positions} | self._cast(attributes, self._types))
+        self._chunks.append({self._key: positions} | self._cast(attributes, self._types))
 
     def _end(self) -> None:
         with ZipFile(self._stream, "w") as archive:

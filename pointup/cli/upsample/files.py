@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -112,7 +112,7 @@ def upsample_survey(
         inside = [found.num_inside[number] for number in kept]
         if all(job.is_context for job in jobs):
             return [], errors
-        grid = None
+        coarsest = None
         with workers.barrier():
             store = open_store(directory)
             if without_noise and has_little_noise(store, options):
@@ -120,7 +120,7 @@ def upsample_survey(
             if not command.force:
                 check_size(jobs, store, options, model)
             if workers.is_main:
-                grid = check_outputs(jobs, store, options.has_uncertainty(model))
+                coarsest = check_outputs(jobs, store, options.has_uncertainty(model))
                 for note in notes_on_input(given, found, store, options, command.model is None):
                     write_line(f"note: {note}")
         new_points = run_passes(
@@ -140,17 +140,18 @@ def upsample_survey(
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
-                num_crowded = (
-                    new_points.move_to_free_places(grid.scale, grid.offset, options) if grid else 0
-                )
+                num_crowded = 0
+                if coarsest:
+                    grid = coarsest.header.scales, coarsest.header.offsets
+                    num_crowded = new_points.move_to_free_places(*grid, options)
                 own = [number for number, job in enumerate(jobs) if not job.is_context]
                 summary = new_points.summary(own, jobs[0].bounds)
-                if grid and num_crowded > _MOST_CROWDED * summary.num_new:
+                if coarsest and num_crowded > _MOST_CROWDED * summary.num_new:
                     notes.append(
                         f"note: {num_crowded:,} new points ({num_crowded / summary.num_new:.0%}) "
-                        f"are where another point is: {grid.path} has a scale of "
-                        f"{grid.scale.max():g}, too coarse for them; give the input a finer "
-                        "scale, or write a PLY file"
+                        f"are where another point is: {coarsest.path} has a scale of "
+                        f"{coarsest.header.scales.max():g}, too coarse for them; give the input a "
+                        "finer scale, or write a PLY file"
                     )
                 notes += notes_on_output(store, options, model, found.num_class_2, summary)
         with workers.barrier():
@@ -391,16 +392,8 @@ class _Discarded(Exception):
     """Leaves a writer without a file."""
 
 
-class _Grid(NamedTuple):
-    """Scale and offset (3,) of a LAS file."""
-
-    path: Path
-    scale: np.ndarray
-    offset: np.ndarray
-
-
-def check_outputs(jobs: Sequence[Job], store: Store, has_uncertainty: bool) -> _Grid | None:
-    """The grid of the coarsest LAS file that is written; None for other formats.
+def check_outputs(jobs: Sequence[Job], store: Store, has_uncertainty: bool) -> LasWriter | None:
+    """The writer of the coarsest LAS file, whose header has its grid; None for other formats.
 
     Raises the error of the first output if none can be opened: before any work, not after it.
     """
@@ -414,10 +407,7 @@ def check_outputs(jobs: Sequence[Job], store: Store, has_uncertainty: bool) -> _
         except PointupError as error:
             errors.append(error)
             continue
-        if isinstance(writer, LasWriter):
-            header = writer.header
-            return _Grid(job.target, np.array(header.scales), np.array(header.offsets))
-        return None
+        return writer if isinstance(writer, LasWriter) else None
     raise errors[0]
 
 
