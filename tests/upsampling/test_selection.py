@@ -176,6 +176,23 @@ def test_points_near_picked_ones_are_not_picked():
     assert cKDTree(kept).query(points[picked])[0].min() > 0.03
 
 
+def test_copies_of_picked_points_fill_a_cell_after_all_other_places():
+    rng = np.random.default_rng(2)
+    points = np.zeros((40, 3))
+    points[:30] = rng.uniform(0.0, 1.0, (30, 3))
+    # Copies of a measured point, points next to it, and others next to each other.
+    points[30:] = points[0]
+    points[1:10] = points[0] + rng.uniform(-1e-3, 1e-3, (9, 3))
+    points[10:20] = points[20:30] + rng.uniform(-1e-3, 1e-3, (10, 3))
+    distance = np.linalg.norm(points - points[0], axis=1)
+    cell, priority = np.zeros(40, np.int64), rng.permutation(40)
+    for quota in (25, 29, 33):
+        block = points, np.ones(40), distance, cell, np.array([quota]), priority, 0.5
+        picked = select_evenly([block])[0]
+        assert len(picked) == quota
+        assert (distance[picked] > 0).sum() == min(quota, 29)
+
+
 @settings(max_examples=20)
 @given(st.integers(0, 10_000))
 def test_thinning_depends_on_points_and_not_on_their_order(seed):

@@ -130,8 +130,8 @@ def _select(copies: bool, *packed: Tensor) -> Tensor:
         both = _rows(_at(first, is_open) & _at(second, is_open))
         first, second, gap = _at(both, first, second, gap)
         radius = radius * _SHRINK
-    # Cells with too few distinct candidates are filled up with the others.
-    distance = torch.where(is_distinct, distance, distance.clamp(max=0.0))
+    # Cells with too few distinct candidates are filled up with the others, copies last.
+    distance = torch.where(is_distinct, distance, (distance > 0.0).to(distance) - 1.0)
     pick(_rows(is_open))
     return _rows(picked)
 
