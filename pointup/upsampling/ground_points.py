@@ -352,7 +352,12 @@ class GroundPoints:
             height_above.min(axis=1) > heights + least
         )
         # Elsewhere nothing hides the ground, as on water and beside a survey.
-        is_right &= height_above.max(axis=1) > heights + spacing
+        hidden = heights
+        if not self._returns.by_class:
+            # The middle of a roof may count as ground. Its eaves are not above that.
+            ranks = np.arange(1, min(_NUM_NEAREST, len(returns)) + 1)
+            hidden = returns[cKDTree(returns[:, :2]).query(places[rows], k=ranks)[1], 2].max(axis=1)
+        is_right &= height_above.max(axis=1) > hidden + spacing
         points, rows = np.column_stack([places[rows], heights])[is_right], rows[is_right]
         distance = region.neighbors(points, 1)[0][:, 0]
         kept = distance > _LEAST_GAP * spacing

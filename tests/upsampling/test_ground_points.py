@@ -101,6 +101,17 @@ def test_nothing_is_made_across_a_cliff(make_store):
     assert not (np.abs(points[:, 0] - SIDE / 2 - 0.3) < 0.5).any()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_made_between_a_roof_and_the_ground_without_classes(seed, make_store):
+    rng = np.random.default_rng(seed)
+    x, y = rng.uniform(-25, 25, (2, 20000))
+    z = terrain(x, y) + 0.02 * rng.standard_normal(len(x))
+    is_roof = (np.abs(x) < 8) & (np.abs(y) < 5)
+    z[is_roof] = (106 - 0.8 * np.abs(y))[is_roof]
+    x, y, z = made(make_store(PointCloud(np.column_stack([x, y, z])), block_size=2000)).T
+    assert not (z > terrain(x, y) + 1.0).any()
+
+
 def test_ground_that_cannot_be_interpolated_gets_no_points(make_store):
     rough = np.random.default_rng(1)
     cloud = survey(surface=lambda x, y: terrain(x, y) + rough.uniform(0, 3, len(x)))
