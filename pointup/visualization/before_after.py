@@ -163,8 +163,7 @@ class CrossSection:
 
     def cut(self, cloud: np.ndarray) -> np.ndarray:
         """Points (N, 3) of the cloud within the box, at any height."""
-        inside = (cloud >= self.low) & (cloud <= self.high)
-        return cloud[inside[:, :2].all(axis=1)]
+        return cloud[in_box(cloud, self.low[:2], self.high[:2])]
 
     def camera(self, width: int, height: int) -> Camera:
         """Camera that shows the box from the side, within `width` x `height` pixels."""
