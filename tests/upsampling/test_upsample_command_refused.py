@@ -24,7 +24,7 @@ from survey_files import (
 from pointup.cli import main as cli
 from pointup.cli.upsample.files import check_size
 from pointup.cli.upsample.plan import Job, plan_jobs
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, FileError
 from pointup.io.cloud import PointCloud
 from pointup.io.files import write_points
 from pointup.model.upsampler import Upsampler
@@ -269,11 +269,21 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_runs(
     assert left_in(tmp_path) == [name]
 
 
-def test_a_density_is_checked_by_the_area(tmp_path):
-    class Large(SimpleNamespace):
-        def __len__(self) -> int:
-            return 32_000_000
+class Large(SimpleNamespace):
+    def __len__(self) -> int:
+        return 32_000_000
 
+
+def test_the_disk_has_to_hold_the_ground_of_a_survey_too(tmp_path, monkeypatch):
+    job, model = Job(Path("a.las"), tmp_path / "b.las", "forest"), Upsampler(slots_per_ratio=3.0)
+    free = 2 * len(Large()) * (100 + 3 * 16)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    check_size([job], Large(), UpsampleOptions(ratio=2.0), model)
+    with pytest.raises(FileError, match=r"about 14\.6 GB, .* has 9\.47 GB; make room"):
+        check_size([job], Large(), UpsampleOptions(ratio=2.0, above_ground=True), model)
+
+
+def test_a_density_is_checked_by_the_area(tmp_path):
     side = np.array([[4000.0, 2000.0, 50.0]])
     store, job = Large(low=0 * side, high=side), Job(Path("a.las"), tmp_path / "b.las", "forest")
     model = Upsampler(max_pass_ratio=64.0)

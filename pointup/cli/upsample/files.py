@@ -302,7 +302,8 @@ def check_size(
         )
     if options.density is None:
         needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES
-        needed += num_points * GROUND_BYTES * options.above_ground
+        if options.above_ground:
+            needed += num_points * GROUND_BYTES
         oversampling = options.oversampling_of(model.config)
         if oversampling > 1:
             needed += int(oversampling * needed)
