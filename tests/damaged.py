@@ -35,7 +35,7 @@ from pointup.io.files import iter_points, read_mesh, read_points, write_points
 from pointup.io.pcd import PcdHeader
 from pointup.io.ply import PlyHeader
 from pointup.model.config import ModelConfig
-from pointup.model.hub import FORMAT, check_options, read_config
+from pointup.model.stored_model import FORMAT, check_options, read_config
 
 # A case takes milliseconds; a busy machine takes a hundred times as long.
 SECONDS_PER_CASE = 60

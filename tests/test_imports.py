@@ -175,9 +175,9 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "pointup"
     del sys.modules[name]
 """
     # In the same process, because libraries take seconds: upsampling and evaluation import nothing
-    # of Unix, and upsampling no libraries of training.
+    # of Unix, and upsampling no libraries of training and no client of the Hub.
     upsampling = """
-names = ("torch_geometric", "datasets", "tensorboard")
+names = ("torch_geometric", "datasets", "tensorboard", "huggingface_hub")
 of_training = {name: sys.modules.get(name) for name in names}
 sys.modules.update(dict.fromkeys(of_training))
 import pointup.cli.upsample.written_files, pointup.cli.view

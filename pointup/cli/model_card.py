@@ -16,7 +16,7 @@ from pointup.disk import read_json
 from pointup.errors import PointupError
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.evaluation.report import pipe_table
-from pointup.model.hub import MODEL_CARD
+from pointup.model.stored_model import MODEL_CARD
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import DataSource, data_sources, option
 from pointup.training.tracking.tables import AS_WRITTEN, ROW_LABELS

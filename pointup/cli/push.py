@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from pointup.disk import temporary_directory
-from pointup.errors import ConfigError, FileError, ModelError
+from pointup.errors import ConfigError, FileError
 from pointup.option_help import optional
 
 # As the Hub writes licences: apache-2.0, cc-by-4.0, mit, other.
@@ -48,6 +48,8 @@ class Push:
             self._write(self.dry_run)
             print(f"{self.dry_run}: {_listed(self.dry_run)}; nothing was uploaded")
             return 0
+        from pointup.model.hub import upload
+
         with temporary_directory() as parent:
             folder = parent / "model"
             self._write(folder)
@@ -99,28 +101,6 @@ class Push:
                 save_picture(pixels, folder / "validation.png")
             card = card_of_run(run, upsampler, self.repo, self.license, self.limits, caption)
         (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def upload(folder: Path, repo: str, private: bool) -> str:
-    """Upload a folder to a repository, which is made where it is missing; returns its address."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
-
-    api = HfApi()
-    try:
-        address = api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(folder_path=folder, repo_id=repo, commit_message="Upload by pointup push")
-    except LocalTokenNotFoundError:
-        raise ModelError(f"{repo}: log in to the Hub first, with `hf auth login`") from None
-    except OfflineModeIsEnabled:
-        raise ModelError(f"{repo}: HF_HUB_OFFLINE is set; unset it, or use --dry-run") from None
-    # The errors of the network are those of requests or httpx, by the version of huggingface_hub.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(
-            f"{repo}: the upload failed ({reason}); `hf auth whoami` shows who is logged in"
-        ) from error
-    return str(address)
 
 
 def _listed(folder: Path) -> str:

@@ -1,319 +1,38 @@
-"""Saves and loads models in directories and on the Hugging Face Hub, and validates them."""
+"""Models on the Hugging Face Hub. Importing its client takes a quarter of a second."""
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, fields
-from difflib import get_close_matches
-from hashlib import sha256
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any
 
-import torch
-from huggingface_hub import PyTorchModelHubMixin, constants, hf_hub_download
-from huggingface_hub.constants import SAFETENSORS_SINGLE_FILE
+from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
-from torch import Tensor, nn
 
 from pointup.errors import ModelError
-from pointup.model.calibration import Calibration
-from pointup.model.config import ModelConfig
-
-logger = logging.getLogger("pointup")
-
-WEIGHTS = Path(__file__).parents[1] / "weights"
-SHIPPED = ("shapes", "noisy", "lidar", "forest")
-"""Names of the models in the package: for shapes (closely sampled surfaces), for noisy scans of
-these, for airborne lidar, and to bring airborne lidar to the density of a drone."""
-
-FORMAT = 4
-"""Version of the layout of weights and options; models of other versions are refused."""
-
-OPTIONS = frozenset(option.name for option in fields(ModelConfig))
-DOWNLOAD_ARGUMENTS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
-LOADER_ARGUMENTS = frozenset({*DOWNLOAD_ARGUMENTS, "model_id", "map_location", "strict"})
-
-NO_MODEL = (
-    f"neither an included model ({', '.join(SHIPPED)}), a model directory (config.json, "
-    "model.safetensors) nor the name of a Hub repository (OWNER/NAME); train.py writes a "
-    "model directory, model/ in its output directory"
-)
-
-MODEL_CARD = """---
-{{ card_data }}
----
-
-# A pointup model
-
-Upsamples point clouds by any ratio: `pointup upsample cloud.laz -o dense.laz --model DIR`, or
-in Python `pointup.upsample(points, ratio=4, model="DIR")`. If you share the model, add here what
-data it was trained on and which accuracy it reaches.
-
-No licence is stated. Before you share the model, set `license` at the top of this file, such as
-`license: cc-by-4.0`; it must agree with the licences of the training data.
-"""
 
 
-class StoredModel(PyTorchModelHubMixin):
-    """A model stored with its `config`, whose format and options are checked before loading."""
-
-    config: ModelConfig
-    calibration: Calibration | None = None
-    """Of the predicted errors; None for a model that predicts none, or was never calibrated."""
-    source_card: tuple[bytes, str] | None = None
-    """The model card (README.md) of the source of a loaded model, and the model's `fingerprint`."""
-
-    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
-        """Save weights (safetensors), options (config.json) and card (README.md), in the Hub's
-        format.
-
-        A loaded model keeps the card of its source, also in `push_to_hub`. A model that was trained
-        further, or whose options were changed, gets a new card without figures and licence, because
-        the old one would be wrong. A card that is already in the directory is not replaced.
-        """
-        path = Path(save_directory, "README.md")
-        card, described = self.source_card or (b"", "")
-        if card and not path.exists() and described == self.fingerprint():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(card)
-        if kwargs.get("config") is None:  # As `push_to_hub` passes it on.
-            stored = {"format": FORMAT, **self.own_class(), **asdict(self.config)}
-            if self.calibration:
-                stored["calibration"] = asdict(self.calibration)
-            kwargs["config"] = stored
-        return super().save_pretrained(save_directory, **kwargs)
-
-    @classmethod
-    def own_class(cls) -> dict[str, str]:
-        """The entry of config.json of a network that is not part of pointup."""
-        if cls.__module__.partition(".")[0] == "pointup":
-            return {}
-        return {"network": f"{cls.__module__}:{cls.__qualname__}"}
-
-    def fingerprint(self) -> str:
-        """A checksum of weights and options."""
-        return sha256(save(self.weights_on_host(), {"config": repr(self.config)})).hexdigest()
-
-    def weights_on_host(self) -> dict[str, Tensor]:
-        """The weights on the CPU: the Hub's own function looks for shared memory on the device."""
-        assert isinstance(self, nn.Module)
-        return {name: value.cpu().contiguous() for name, value in self.state_dict().items()}
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        # `save_file` makes a file that only its owner can read.
-        content = save(self.weights_on_host(), metadata={"format": "pt"})
-        (save_directory / SAFETENSORS_SINGLE_FILE).write_bytes(content)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
-        """Load a model in evaluation mode: an included one by name, one of a directory or the Hub.
-
-        A `Path` always means a directory. As a string, a directory with the name of an included
-        model is given as ./NAME. Only names of the form OWNER/NAME are looked up on the Hub. An
-        option that config.json lacks takes its default, an unknown one is ignored with a warning.
-        Options of `ModelConfig` in `kwargs` replace stored ones. Weights are always loaded
-        strictly. A model of another network needs its class on Python's path; code beside the
-        weights is never run. Raises ModelError where there is no model, one of another format, or
-        one with options out of range.
-        """
-        name = str(pretrained_model_name_or_path)
-        if strange := sorted(kwargs.keys() - LOADER_ARGUMENTS - OPTIONS):
-            raise ModelError(f"unknown model option: {', '.join(strange)}")
-        if isinstance(pretrained_model_name_or_path, Path):
-            # str(Path("./shapes")) is the name of an included model.
-            if not pretrained_model_name_or_path.exists():
-                raise ModelError(
-                    f"{name}: no such directory; give the name of a model as a string, not a Path"
-                )
-        elif name in SHIPPED:
-            name = str(WEIGHTS / name)
-        kwargs.pop("strict", None)  # Always strict.
-        download = {k: kwargs[k] for k in DOWNLOAD_ARGUMENTS if k in kwargs}
-        stored = read_config(name, **download)
-        if "format" not in stored and (Path(name) / "model" / "config.json").is_file():
-            raise ModelError(
-                f"{name}: is the directory of a run; its model is {Path(name) / 'model'}"
-            )
-        if stored.get("format") != FORMAT:
-            raise ModelError(
-                f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "
-                "version of pointup reads; train it again, or install the version that wrote it"
-            )
-        network = cls
-        if "network" in stored and stored["network"] != cls.own_class().get("network"):
-            network = cast(type[Self], stored_class(name, stored["network"]))
-        given = {k: v for k, v in kwargs.items() if k in OPTIONS}
-        check_options(name, stored, given)
-        options = {k: v for k, v in {**stored, **given}.items() if k in OPTIONS}
-        try:
-            weights = _weights_file(name, **download)
-            # Without memory: that of a damaged config.json may be larger than the machine's.
-            with torch.device("meta"):
-                model = network(**options)
-            assert isinstance(model, nn.Module)
-            own = network.own_class().get("network", "")
-            expected = model.state_dict()
-            check_shapes(name, weights, expected, own)
-            # Copies: the tensors of a file are parts of it, and change with it.
-            device, loaded = kwargs.get("map_location", "cpu"), load_file(weights)
-            loaded = {
-                key: loaded[key].to(device, of.dtype, copy=True) for key, of in expected.items()
-            }
-            # `to_empty` would import symbolic mathematics for the meta device.
-            model.load_state_dict(loaded, assign=True)
-        except (RuntimeError, SafetensorError, ValueError, OSError, HfHubHTTPError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
-        for key, buffer in model.named_buffers():
-            if buffer.is_meta:
-                raise ModelError(
-                    f"{name}: its buffer {key} is not stored; register it as persistent"
-                )
-        model.eval()
-        if "calibration" in stored:
-            model.calibration = read_calibration(name, stored["calibration"])
-        card = read_card(name, **download)
-        if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
-            model.source_card = card, model.fingerprint()
-        return model
-
-
-def stored_class(model: str, network: object) -> type[StoredModel]:
-    """The class that a config.json names, "module:Class". ModelError if it can't be imported, and
-    for a module in the directory of the model, whose code came with the weights."""
-    module = str(network).partition(":")[0]
-    with suppress(ImportError, ValueError):
-        if found := find_spec(module.partition(".")[0]):
-            places = [found.origin or "", *(found.submodule_search_locations or ())]
-            folders = {each for place in places for each in (Path(place), *Path(place).parents)}
-            if Path(model).resolve() in map(Path.resolve, folders):
-                raise ModelError(
-                    f"{model}: its network {network} lies beside its weights, and is not run from "
-                    "there; if you trust it, move it to another folder on PYTHONPATH"
-                )
-    network_class = class_of_network(str(network))
-    file = getattr(sys.modules[network_class.__module__], "__file__", None)
-    logger.warning("%s: its network is %s of %s", model, network, file)
-    return network_class
-
-
-def class_of_network(network: str) -> type[StoredModel]:
-    """The class of another network, by "module:Class". Raises ModelError."""
-    module, _, name = network.partition(":")
+def download(repo: str, file: str, **kwargs: Any) -> Path:
+    """A file of a Hub repository, in the cache of the Hub. `kwargs` are those of `hf_hub_download`.
+    Raises OSError with the reason and the remedy."""
     try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"network {network}: can't be imported ({error}); name it MODULE:CLASS, and put the "
-            "folder of the module on PYTHONPATH"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, StoredModel)):
-        raise ModelError(f"network {network}: is no subclass of pointup.Upsampler; make it one")
-    return found
-
-
-def _weights_file(name: str, **kwargs: Any) -> Path:
-    """model.safetensors of a model directory or Hub repository; ModelError for none."""
-    if not Path(name).is_dir():
-        return Path(hf_hub_download(name, SAFETENSORS_SINGLE_FILE, **kwargs))
-    path = Path(name) / SAFETENSORS_SINGLE_FILE
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file; copy the model directory again")
-    return path
-
-
-def check_shapes(
-    name: str, weights: Path, expected: Mapping[str, Tensor], network: str = ""
-) -> None:
-    """Raise ModelError for weights that don't fit the options. Only the header of the file is read.
-
-    `expected` has the weights of a network with these options, `network` the name of a class that
-    is not of pointup.
-    """
-    with safe_open(weights, "pt") as file:
-        stored = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    for key in sorted({*expected, *stored}):
-        by_options = tuple(expected[key].shape) if key in expected else "nothing"
-        if stored.get(key, "nothing") != by_options:
-            remedy = "copy both again"
-            if network:
-                remedy += (
-                    f", or take the {network} that they were trained with: it may have changed"
-                )
-            raise ModelError(
-                f"{name}: its weights don't fit its options: {key} is {stored.get(key, 'nothing')} "
-                f"in {SAFETENSORS_SINGLE_FILE} and {by_options} by config.json; {remedy}"
-            )
-
-
-def read_calibration(name: str, stored: Any) -> Calibration:
-    """The `calibration` of a config.json. Raises ModelError for an invalid one."""
-    try:
-        return Calibration(**stored)
-    except (TypeError, ValueError) as error:
-        raise ModelError(
-            f"{name}: config.json: calibration: {error}; copy the model directory again"
-        ) from None
-
-
-def check_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raise ModelError for invalid options of a config.json, or of those that replace them."""
-    if unknown := sorted(stored.keys() - OPTIONS - {"format", "network", "calibration"}):
-        logger.warning(
-            "%s: config.json has options that this version of pointup doesn't know: %s; ignored",
-            name, ", ".join(unknown)[:200],
-        )  # fmt: skip
-    for what, options in (("config.json:", stored), ("with the given options,", stored | given)):
-        try:
-            ModelConfig(**{key: value for key, value in options.items() if key in OPTIONS})
-        except ValueError as error:
-            raise ModelError(f"{name}: {what} {error}") from None
-
-
-def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
-    """Read config.json of a model directory or Hub repository; ModelError without a valid one."""
-    path = Path(name) / "config.json"
-    try:
-        if Path(name).exists() and not Path(name).is_dir():
-            raise ModelError(f"{name}: is a file; give its directory, {Path(name).parent}")
-        if not Path(name).is_dir():
-            _check_hub_name(name)
-            path = Path(hf_hub_download(name, "config.json", **kwargs))
-        if path.exists() and not path.is_file():
-            raise ModelError(f"{path}: is a device or a pipe; copy the model directory again")
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    # HFValidationError (a name that the Hub can't have) is a ValueError, too.
+        return Path(hf_hub_download(repo, file, **kwargs))
     except (EntryNotFoundError, HfHubHTTPError) as error:
-        raise ModelError(f"{name}: no such directory; {reason_of_hub(error)}") from error
-    except (OSError, HFValidationError) as error:
-        raise ModelError(f"{name}: {NO_MODEL}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: not a valid config.json ({error})") from error
-    if not isinstance(stored, dict):
-        raise ModelError(
-            f"{path}: not a valid config.json: it holds {json.dumps(stored)[:40]}, not options by "
-            "name; copy the model directory again"
-        )
-    return stored
+        raise OSError(_reason(error)) from error
+    except HFValidationError as error:
+        raise OSError(_first_line(error)) from error
 
 
-def reason_of_hub(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Why the Hub gave no config.json, and the remedy."""
     log_in = "log in with `hf auth login`"
     if isinstance(error, GatedRepoError):
@@ -337,21 +56,20 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
 
-def read_card(name: str, **kwargs: Any) -> bytes | None:
-    """README.md of a model directory or Hub repository; None if it has none that can be read."""
+def upload(folder: Path, repo: str, private: bool) -> str:
+    """Upload a folder to a repository, which is made where it is missing; returns its address."""
+    api = HfApi()
     try:
-        if Path(name).is_dir():
-            return Path(name, "README.md").read_bytes()
-        return Path(hf_hub_download(name, "README.md", **kwargs)).read_bytes()
-    except (OSError, EntryNotFoundError, HfHubHTTPError):  # A model is of use without its card.
-        return None
-
-
-def _check_hub_name(name: str) -> None:
-    """Raise ModelError for a name without OWNER/, before a request: no Hub repository has one."""
-    if "/" in name:
-        return
-    near = get_close_matches(name.lower(), SHIPPED, n=1)
-    if near:
-        raise ModelError(f"{name}: no such model or directory; did you mean {near[0]}?")
-    raise ModelError(f"{name}: {NO_MODEL}")
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=repo, commit_message="Upload by pointup")
+    except LocalTokenNotFoundError:
+        raise ModelError(f"{repo}: log in to the Hub first, with `hf auth login`") from None
+    except OfflineModeIsEnabled:
+        raise ModelError(f"{repo}: HF_HUB_OFFLINE is set; unset it") from None
+    # The errors of the network are those of requests or httpx, by the version of huggingface_hub.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{repo}: the upload failed ({reason}); `hf auth whoami` shows who is logged in"
+        ) from error
+    return str(address)

@@ -44,18 +44,12 @@ from pointup.model.attention import AttentionBlock
 from pointup.model.blocks import children_kept
 from pointup.model.children import ChildDecoder
 from pointup.model.config import ModelConfig
-from pointup.model.hub import MODEL_CARD, StoredModel
+from pointup.model.stored_model import StoredModel
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-class Upsampler(
-    ChildDecoder,
-    StoredModel,
-    library_name="pointup",
-    tags=["point-cloud", "upsampling", "lidar"],
-    model_card_template=MODEL_CARD,
-):
+class Upsampler(ChildDecoder, StoredModel):
     """Upsample packed point clouds by any ratio.
 
     Each point attends to its k nearest neighbours. Relative attention then expands its features to

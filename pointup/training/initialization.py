@@ -9,7 +9,7 @@ import torch
 
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
-from pointup.model.hub import class_of_network
+from pointup.model.stored_model import class_of_network
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig, option
 

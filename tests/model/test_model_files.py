@@ -19,7 +19,7 @@ from test_model import as_if_trained, packed
 
 from pointup import Upsampler
 from pointup.errors import ModelError
-from pointup.model.hub import WEIGHTS
+from pointup.model.stored_model import WEIGHTS
 from pointup.upsampling.in_memory import load_model
 
 BAD_CONFIGS: dict[str, tuple[bytes, str]] = {
@@ -132,9 +132,11 @@ def test_a_path_means_a_directory_even_if_an_included_model_has_its_name(
             "elephant",
             r"elephant: neither an included model \(shapes, noisy, lidar, forest\), a model",
         ),
+        ("runs/pairs/model", "runs/pairs/model: neither an included model"),
+        ("./lidr", "[.]/lidr: neither an included model"),
     ],
 )
-def test_a_name_without_a_slash_is_never_looked_up_on_the_hub(name, message, monkeypatch):
+def test_a_name_that_no_repository_has_is_never_looked_up_on_the_hub(name, message, monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a request was sent to the Hub")
 

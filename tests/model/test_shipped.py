@@ -15,8 +15,8 @@ from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.io.cloud import PointCloud
 from pointup.losses import chamfer_distance
-from pointup.model import hub
-from pointup.model.hub import SHIPPED, WEIGHTS
+from pointup.model import stored_model
+from pointup.model.stored_model import SHIPPED, WEIGHTS
 from pointup.synthetic.default_dataset import scene_pair, shape_pair
 from pointup.upsampling.in_memory import load_model, shipped_for
 
@@ -91,7 +91,7 @@ def two_models(tmp_path, monkeypatch) -> dict[str, Upsampler]:
         made[name] = Upsampler(feature_dim=8, k=6, num_layers=1, heads=2, child_heads=2)
         torch.nn.init.normal_(made[name].pull.weight, std=0.1)
         made[name].save_pretrained(tmp_path / "weights" / name)
-    monkeypatch.setattr(hub, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr(stored_model, "WEIGHTS", tmp_path / "weights")
     return made
 
 
@@ -115,7 +115,7 @@ def test_arrays_and_clouds_use_the_model_for_their_kind(two_models):
 
 
 def test_a_shipped_model_of_another_format_is_refused(two_models):
-    config = hub.WEIGHTS / "lidar" / "config.json"
+    config = stored_model.WEIGHTS / "lidar" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 1}))
     with pytest.raises(ModelError, match="format 1"):
         load_model("lidar", CPU)

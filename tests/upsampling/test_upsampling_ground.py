@@ -17,7 +17,7 @@ from sheets import CPU, small_model
 from pointup import Upsampler, upsample
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import PointCloud
-from pointup.model.hub import SHIPPED, WEIGHTS
+from pointup.model.stored_model import SHIPPED, WEIGHTS
 from pointup.upsampling import ground
 from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.ground import _SQUARE, Ground, Raster, cell_side
