@@ -127,7 +127,7 @@ def test_files_describe_it_and_its_values_do_not_depend_on_tiles(tmp_path, capsy
         return laspy.read(tmp_path / name)
 
     whole = made("whole.las")
-    of_all, of_class = r"of (\S+) \(median\) and (\S+) \(90 %\)", r", class {} (\S+) and ([\d.]+)"
+    of_all, of_class = r"(\S+) \(median\), (\S+) \(90 %\)", r"; class {}: (\S+), ([\d.]+)"
     told = re.search(of_all + of_class.format(1) + of_class.format(6), capsys.readouterr().out)
     new = whole.points[900:]
     parts = [new.uncertainty[np.isin(new.classification, of)] for of in ([1, 6], [1], [6])]

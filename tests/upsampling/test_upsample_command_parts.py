@@ -99,7 +99,7 @@ def test_the_summary_is_of_the_new_points_that_are_written_and_counts_those_of_b
     assert (len(made) < num_written) == (len(names) > 1)
     farthest = max(distance for *_, distance in made)
     summary = re.search(
-        r"survey of 3 files: .* ([\d,]+) new, .* at most (\S+) from .* most (\S+), none beyond",
+        r"survey of 3 files: .* ([\d,]+) new, .*\n.* at most (\S+) from .* most (\S+), none beyond",
         text,
     )
     assert summary

@@ -185,8 +185,7 @@ def upsample_survey(
         of_all = _count_text(inside, store, slice(None), True)
         lines.append(f"{_name(jobs)}: {of_all}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines[-1] += f"; {_summary_text(summary, jobs[0].source, model.config.reach)}"
-        lines += notes
+        lines += _summary_lines(summary, jobs[0].source, model.config.reach) + notes
     if workers.is_main and (lines or nothing_in):
         print(*nothing_in, *lines, sep="\n")
     return files, errors
@@ -244,25 +243,29 @@ def notes_on_output(
     return notes
 
 
-def _summary_text(summary: Summary, source: Path, reach: float) -> str:
+def _summary_lines(summary: Summary, source: Path, reach: float) -> list[str]:
     unit = units_of_readable([source]).get(source, UNKNOWN)
     named = "" if unit.metres is None else f" {unit.name}"
-    words = "no new points"
+    lines = []
     if summary.num_new > summary.num_ground:
-        words = f"new points at most {summary.farthest:.3g}{named} from a measured one"
-        words += f", 99.9% of them at most {summary.within:.3g}{named}"
-        words += f", {summary.num_beyond or 'none'} beyond {reach:g} local spacings"
+        lines.append(
+            f"new points at most {summary.farthest:.3g}{named} from a measured one, 99.9% of them "
+            f"at most {summary.within:.3g}{named}, {summary.num_beyond or 'none'} beyond {reach:g} "
+            "local spacings"
+        )
     for of, (number, median, most) in summary.uncertainty.items():
         if of == "all":
-            words += f", uncertainty of {median:.2g}{named} (median) and {most:.2g}{named} (90 %)"
+            lines.append(f"uncertainty {median:.2g}{named} (median), {most:.2g}{named} (90 %)")
         elif number >= _FEW_OF_CLASS * summary.num_new:
-            words += f", class {of} {median:.2g} and {most:.2g}"
+            lines[-1] += f"; class {of}: {median:.2g}, {most:.2g}"
     if summary.num_ground:
-        words += f", {summary.num_ground:,} others on the ground below crowns"
-        words += f", at most {summary.farthest_ground:.3g}{named}"
+        lines.append(
+            f"{summary.num_ground:,} others on the ground below crowns, at most "
+            f"{summary.farthest_ground:.3g}{named} from a measured one"
+        )
     if summary.num_below > _MOST_BELOW * summary.num_new:
-        words += f"; {summary.num_below:,} of them lie below all returns around them"
-    return words
+        lines.append(f"{summary.num_below:,} new points lie below all returns around them")
+    return [f"  {line}" for line in lines or ["no new points"]]
 
 
 def _name(jobs: Sequence[Job]) -> str:
