@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from pointup.cli.input_files import find_inputs
 from pointup.evaluation.report import aligned
 from pointup.io.cloud import CLASSIFICATION, attribute, is_synthetic
-from pointup.io.files import iter_points
+from pointup.io.files import iter_points, point_extensions
 from pointup.io.length_unit import UNKNOWN, units_of_readable
-from pointup.io.virtual_clouds import files_of
 from pointup.terminal import printable
 from pointup.upsampling.attributes import UNCERTAINTY
 from pointup.upsampling.new_points import UncertaintyByClass
@@ -20,10 +20,10 @@ from pointup.visualization.viewer.scenes import CLASS_NAMES
 
 
 def inspect_file(path: Path) -> dict[str, Any]:
-    """The content of `pointup inspect --json` of a file of points, or of those that a virtual point
-    cloud lists. Raises the errors of `files_of` and `iter_points`."""
+    """The content of `pointup inspect --json` of a file of points, or of those in a folder or
+    virtual point cloud. Raises the errors of `find_inputs` and `iter_points`."""
     num_points, num_new, uncertain = 0, 0, UncertaintyByClass()
-    files = files_of(path)
+    files = find_inputs([path], point_extensions)
     for cloud in chain.from_iterable(map(iter_points, files)):
         is_new = is_synthetic(cloud)
         num_points, num_new = num_points + len(cloud), num_new + int(is_new.sum())

@@ -16,11 +16,11 @@ from pointup.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
     """Print statistics of a pair dataset, and its bad samples; or the uncertainty of the new points
-    of a file, by class."""
+    of a file or of a folder with LAS or LAZ files, by class."""
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR|FILE")]
-    """Directory made by `pointup prepare`, name of a dataset on the Hub, file of points, or
-    virtual point cloud (.vpc)."""
+    """Directory made by `pointup prepare`, name of a dataset on the Hub, file of points, folder
+    with LAS or LAZ files, or virtual point cloud (.vpc)."""
     picture: Picture = None
     """Write a picture: histograms of sizes, and up to four pairs, source beside target."""
     view: View = None
@@ -36,11 +36,12 @@ class Inspect:
     """Print all results as JSON."""
 
     def run(self) -> int:
-        if (path := Path(self.dataset)).is_file():
+        path = Path(self.dataset)
+        if path.is_file() or any(path.rglob("*.[lL][aA][sSzZ]")):
             from pointup.cli.file_statistics import inspect_file, report
 
             if self.picture or self.view or self.deep:
-                raise ConfigError(f"{path}: is a file; --picture, --view, --deep need a dataset")
+                raise ConfigError(f"{path}: holds points; --picture, --view, --deep need a dataset")
             found = inspect_file(path)
             print(json.dumps(found, indent=2) if self.json else report(found))
             return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from survey_files import UTM_CORNER, write_las
 from viewer_files import scenes_of
 
 from pointup.cli.dataset_statistics import inspect_dataset
@@ -175,3 +176,13 @@ def test_new_points_of_a_file_are_told_by_class_with_their_uncertainty(tmp_path,
              synthetic=np.ones(9))  # fmt: skip
     assert main(["inspect", str(path)]) == 0
     assert "9 points, 9 of them new, no uncertainty" in capsys.readouterr().out
+
+
+def test_a_folder_of_tiles_is_inspected_as_one(tmp_path, capsys):
+    points = UTM_CORNER + cloud(40)
+    for name in ("a.las", "b.LAS"):
+        write_las(tmp_path / "tiles" / name, points, synthetic=np.arange(40) % 2)
+    assert main(["inspect", str(tmp_path / "tiles")]) == 0
+    assert "tiles: 80 points, 40 of them new, no uncertainty" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "tiles"), "--deep"]) == 1
+    assert "holds points; --picture, --view, --deep need a dataset" in capsys.readouterr().err
