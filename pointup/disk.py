@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 from uuid import uuid4
 
-from pointup.errors import DataError, FileError, PointupError
+from pointup.errors import BusyError, DataError, FileError, PointupError
 from pointup.terminal import first_line
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
@@ -225,7 +225,7 @@ def acquire_lock(path: Path, refusal: str = "") -> AbstractContextManager[object
     """Lock the file `path`, which is made if it is missing, until the block of the result ends.
 
     The system releases the lock of a process that ends in any way. Waits while another process
-    holds it, or raises FileError(refusal) then if there is a `refusal`. Raises OSError if the file
+    holds it, or raises BusyError(refusal) then if there is a `refusal`. Raises OSError if the file
     can't be made.
     """
     # Imported here, because `pointup --help` imports this module.
@@ -234,7 +234,7 @@ def acquire_lock(path: Path, refusal: str = "") -> AbstractContextManager[object
     try:
         return FileLock(path).acquire(blocking=not refusal)
     except Timeout:
-        raise FileError(refusal) from None
+        raise BusyError(refusal) from None
 
 
 @contextmanager

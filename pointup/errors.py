@@ -19,6 +19,10 @@ class NoPointsError(FileError):
     """A file is sound and has no points, or there are none to write to it."""
 
 
+class BusyError(FileError):
+    """Another process works on a file."""
+
+
 class DataError(PointupError):
     """The content of a cloud or of a dataset can't be used."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import laspy
@@ -28,7 +28,8 @@ class FileExtent:
         num_points: number of points.
         crs: contents of the records that define the coordinate system; empty if there are none.
         attributes: name, NumPy type and shape of a value for each attribute, sorted by name.
-        scale: (2,) float64, the LAS scale of x and y; 0 for other formats.
+        scale, offset: (2,) float64, the LAS scale, without sign, and offset of x and y; 0 for
+            other formats.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class FileExtent:
     crs: tuple[bytes, ...]
     attributes: tuple[tuple[str, str, tuple[int, ...]], ...]
     scale: np.ndarray
+    offset: np.ndarray = field(default_factory=lambda: np.zeros(2))
 
     @property
     def spacing(self) -> float:
@@ -86,7 +88,7 @@ def _extent(
         sorted((name, v.dtype.str, v.shape[1:]) for name, v in first.attributes.items())
     )
     crs: tuple[bytes, ...] = ()
-    scale = np.zeros(2)
+    scale = offset = np.zeros(2)
     if header is not None:
         # Values of one file may not fit the scale of another.
         attributes += tuple(
@@ -94,7 +96,7 @@ def _extent(
             for d in header.point_format.extra_dimensions
             if d.is_scaled
         )
-        scale = np.array(header.scales[:2])
+        scale, offset = np.abs(header.scales[:2]), np.array(header.offsets[:2])
         records = {
             record.record_id: record.record_data_bytes().rstrip(b"\0 \n")
             for record in (*header.vlrs, *(header.evlrs or []))
@@ -102,7 +104,7 @@ def _extent(
         }
         ids = (WKT,) if WKT in records else GEO_KEYS
         crs = tuple(records[number] for number in ids if number in records)
-    return FileExtent(path, low, high, num_points, crs, attributes, scale)
+    return FileExtent(path, low, high, num_points, crs, attributes, scale, offset)
 
 
 # Groups files into surveys by their extents, for `pointup upsample`.
@@ -131,8 +133,8 @@ class Surveys:
         unlike: the first pair of adjacent files of one format that are not joined.
         difference: the reason for `unlike`: "coordinate system" or "attributes".
         num_unlike: the number of such pairs.
-        rescaled: the first pair of overlapping files of one survey with different scales, whose
-            common points are not at equal coordinates.
+        rescaled: the first pair of overlapping files of one survey with different scales, or with
+            offsets that are not whole steps apart: common points are not at equal coordinates.
     """
 
     groups: list[list[int]]
@@ -186,7 +188,10 @@ def _overlap_rescaled(extents: Sequence[FileExtent], i: int, j: int) -> bool:
     one, other = extents[i], extents[j]
     shared = np.minimum(one.high, other.high) - np.maximum(one.low, other.low)
     is_wide = (shared > max(one.spacing, other.spacing)).all()
-    return bool(is_wide and not np.allclose(one.scale, other.scale, rtol=1e-6, atol=0))
+    steps = (one.offset - other.offset) / np.where(one.scale, one.scale, 1.0)
+    is_one_grid = np.allclose(one.scale, other.scale, rtol=1e-6, atol=0)
+    is_one_grid = is_one_grid and np.allclose(steps, np.rint(steps), rtol=0, atol=0.01)
+    return bool(is_wide and not is_one_grid)
 
 
 def _adjacent_and_stacked(

@@ -117,3 +117,18 @@ def test_the_coordinate_system_is_that_of_the_file(tmp_path):
 def test_the_spacing_of_a_line_is_measured_along_it():
     assert extent((0, 100), (5, 5), num_points=100).spacing == 1.0
     assert extent((3, 3), (5, 5), num_points=1).spacing == 0.0
+
+
+def test_overlapping_files_of_one_survey_are_of_one_grid_up_to_whole_steps_and_signs():
+    def rescaled(scale: float, offset: float) -> tuple[int, int] | None:
+        known = [
+            {"scale": np.full(2, 0.1), "offset": np.array([5e5, 4e6])},
+            {"scale": np.full(2, scale), "offset": np.array([5e5 + offset, 4e6])},
+        ]
+        sides = ((0, 100), (90, 200))
+        return find_surveys(
+            [extent(x, (0, 100), **k) for x, k in zip(sides, known, strict=True)], "ll"
+        ).rescaled
+
+    assert rescaled(0.1, 0.0) is None and rescaled(0.1, 90.3) is None
+    assert rescaled(0.1, 0.03) == rescaled(0.01, 0.0) == (0, 1)

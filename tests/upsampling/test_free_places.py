@@ -74,6 +74,20 @@ def test_no_new_point_is_where_another_one_is_and_tiles_change_nothing(tmp_path,
     assert np.abs(gap - distance).max() <= 0.1 * 3**0.5 / 2 + 1e-6
 
 
+def test_a_negative_scale_has_the_places_of_the_positive_one(tmp_path, command):
+    outputs = []
+    for sign in (1, -1):
+        write_coarse(tmp_path / "in.las", 0.1)
+        las = laspy.read(tmp_path / "in.las")
+        las.points.scales = las.header.scales = sign * las.header.scales
+        for axis in "XYZ":
+            las.points.array[axis] *= sign
+        las.write(tmp_path / "in.las")
+        assert command(tmp_path / "in.las", "-o", tmp_path / "out.las").status == 0
+        outputs.append(laspy.read(tmp_path / "out.las").xyz)
+    assert np.abs(outputs[0] - outputs[1]).max() < 1e-6
+
+
 def test_points_that_find_no_place_are_told_with_the_scale(tmp_path, command):
     write_coarse(tmp_path / "in.las", 1.0)
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,8 @@ def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(tiles, tmp_pa
         text = capsys.readouterr().out
         skipped = "" if number else ", 1 skipped, which were already written (see --redo)"
         written = "1 file written" if number else "0 files written"
-        assert f"{written}{skipped}: from " in text
+        points = ": from 408 to 816 points" if number else ""
+        assert f"{written}{skipped}{points}, " in text
         assert ("already written, skipped" in text) == (not number)
     assert (tmp_path / "drawn.png").exists()
 
@@ -230,6 +231,33 @@ def test_a_second_call_for_a_survey_is_refused_and_the_first_one_goes_on(tmp_pat
     with call_for(c, b, a):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["b.txt"]
+
+
+def test_a_call_into_a_folder_waits_for_the_surveys_of_another_call(
+    tiles, tmp_path, model, capsys, monkeypatch
+):
+    out = tmp_path / "out"
+    command = (tiles, "-o", out, "--separate")
+    assert upsample(model, *command) == 0
+    done = {path: path.read_bytes() for path in out.glob("*.las")}
+    (out / "0.las").unlink()
+    (out / "1.las").unlink()
+    capsys.readouterr()
+    other = ExitStack()
+    other.enter_context(call_for(out / "0.las"))
+
+    def other_ends(_: float) -> None:
+        if (out / "1.las").exists() and not (out / "0.las").exists():
+            (out / "0.las").write_bytes(done[out / "0.las"])
+            other.close()
+
+    monkeypatch.setattr("time.sleep", other_ends)
+    assert upsample(model, *command) == 0
+    found = capsys.readouterr()
+    assert "1 file written, 2 skipped" in found.out and "error" not in found.out + found.err
+    waits = f"note: {out / '0.las'}: another call upsamples into it; waiting for its end"
+    assert found.err.count(waits) == 1
+    assert {path: path.read_bytes() for path in out.glob("*.las")} == done
 
 
 def test_what_killed_calls_left_locks_nothing_and_is_deleted(tmp_path):

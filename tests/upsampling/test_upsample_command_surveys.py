@@ -217,6 +217,18 @@ def test_a_note_names_overlapping_tiles_of_unlike_scales(tmp_path, command):
     assert result.status == 0 and not result.err
 
 
+def test_a_note_names_overlapping_tiles_whose_offsets_are_no_whole_steps_apart(tmp_path, command):
+    points = positions(600)
+    points = points[np.argsort(points[:, 0])]
+    write_las(tmp_path / "in" / "a.las", points[:400], scale=0.1, offset=(5e5, 4e6, 0))
+    for shift in (0.05, 0.3):
+        offset = (5e5 + shift, 4e6, 0)
+        write_las(tmp_path / "in" / "b.las", points[300:], scale=0.1, offset=offset)
+        result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+        told = "offsets that are no whole steps of the scale 0.1 apart: a point" in result.err
+        assert result.status == 0 and told == (shift == 0.05)
+
+
 def test_a_damaged_tile_is_left_out_and_reported(tmp_path, command):
     write_tiles(survey(1500), tmp_path / "tiles", side=3)
     damaged = tmp_path / "tiles" / "1" / "1.laz"
@@ -340,3 +352,16 @@ def test_a_header_without_an_extent_does_not_stop_the_others(tmp_path, command):
     result = command(tmp_path / "in", "-o", tmp_path / "out", "--separate", *bounds)
     assert result.status == 1 and "b.las: its header gives x" in result.err
     assert (tmp_path / "out" / "a.las").exists()
+
+
+def test_a_note_says_that_a_forest_without_classes_gets_hardly_any_ground(tmp_path, command):
+    points, told = positions(400), []
+    for number, classes in ((2, 1), (2, np.arange(400) % 2 + 1), (1, 1)):
+        several = np.full(400, number)
+        dimensions = {"return_number": several, "number_of_returns": several}
+        write_las(tmp_path / "a.las", points, classification=np.full(400, classes), **dimensions)
+        for words in ((), ("--ground-density", "0")):
+            options = "--ratio", "2", "--above-ground", *words
+            result = command(tmp_path / "a.las", "-o", tmp_path / "b.las", *options)
+            told.append("note: no point that is upsampled has class 2, ground: few" in result.out)
+    assert told == [True, False, False, False, False, False]

@@ -22,6 +22,7 @@ from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
     CLASSIFICATION,
     LAS_EXTENSIONS,
+    NUMBER_OF_RETURNS,
     SYNTHETIC,
     PointCloud,
     PointWriter,
@@ -60,6 +61,9 @@ _MOST_CROWDED, _MOST_BELOW = 0.01, 0.01
 _FEW_OF_CLASS = 0.02
 # Shares of class 2 among measured and new points that differ by less are alike.
 _LIKE_SHARES = 0.1
+# Share of points of pulses with several returns above which a survey has crowns, and the share of
+# new points on the ground below them up to which these are few.
+_MANY_SEVERAL, _FEW_GROUND = 0.2, 0.01
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def upsample_survey(
             if workers.is_main:
                 num_crowded = 0
                 if coarsest:
-                    grid = coarsest.header.scales, coarsest.header.offsets
+                    grid = np.abs(coarsest.header.scales), coarsest.header.offsets
                     num_crowded = new_points.move_to_free_places(*grid, options)
                 own = [number for number, job in enumerate(jobs) if not job.is_context]
                 summary = new_points.summary(own, jobs[0].bounds)
@@ -150,10 +154,10 @@ def upsample_survey(
                     notes.append(
                         f"note: {num_crowded:,} new points ({num_crowded / summary.num_new:.0%}) "
                         f"are where another point is: {coarsest.path} has a scale of "
-                        f"{coarsest.header.scales.max():g}, too coarse for them; give the input a "
+                        f"{grid[0].max():g}, too coarse for them; give the input a "
                         "finer scale, or write a PLY file"
                     )
-                notes += notes_on_output(store, options, model, found.num_class_2, summary)
+                notes += notes_on_output(store, options, model, found, summary)
         with workers.barrier():
             window = Window(store, jobs[0].bounds) if command.picture and workers.is_main else None
             progress.begin("writing")
@@ -213,19 +217,27 @@ def _copy_each(
 
 
 def notes_on_output(
-    store: Store, options: UpsampleOptions, model: Upsampler, num_class_2: int, summary: Summary
+    store: Store, options: UpsampleOptions, model: Upsampler, found: SortedFiles, summary: Summary
 ) -> list[str]:
     """Notes on the classes of new points, a largest uncertainty that leaves none, and a missed
     density."""
     notes = []
+    num_taken = int(store.num_taken.sum())
     if options.above_ground and summary.num_new:
-        of_measured = num_class_2 / int(store.num_taken.sum())
+        of_measured = found.num_class_2 / num_taken
         of_new = summary.num_class_2 / summary.num_new
         if abs(of_new - of_measured) > _LIKE_SHARES:
             notes.append(
                 f"note: {of_measured:.0%} of the measured and {of_new:.0%} of the new points have "
                 "class 2: a new point gets it where it lies on the ground, not by the class of its "
                 "neighbours"
+            )
+        has_crowns = found.num_several > _MANY_SEVERAL * num_taken
+        is_wanted = options.ground_density != 0 and not found.num_class_2
+        if has_crowns and is_wanted and summary.num_ground < _FEW_GROUND * summary.num_new:
+            notes.append(
+                "note: no point that is upsampled has class 2, ground: few new points or none are "
+                "on the ground below crowns; classify the ground first, as PDAL's filters.smrf does"
             )
     if options.max_uncertainty is not None and not summary.num_new:
         notes.append(
@@ -607,6 +619,7 @@ class SortedFiles:
         left_out: the errors of files that can't be read, by number.
         num_vegetation: the number of points to upsample that are vegetation.
         num_class_2: the number of points to upsample that have class 2, ground.
+        num_several: the number of points to upsample that are of pulses with several returns.
         too_few: the error for fewer than two points to upsample in all files; None for more.
     """
 
@@ -615,6 +628,7 @@ class SortedFiles:
     left_out: dict[int, FileError] = field(default_factory=dict)
     num_vegetation: int = 0
     num_class_2: int = 0
+    num_several: int = 0
     too_few: FileError | None = None
 
 
@@ -671,11 +685,13 @@ def sort_points(
         classes = attribute(cloud, CLASSIFICATION)
         if classes is not None:
             files.num_class_2 += int((taken & (classes == GROUND_CLASS)).sum())
+        if (number := attribute(cloud, NUMBER_OF_RETURNS)) is not None:
+            files.num_several += int((taken & (number > 1)).sum())
         return taken
 
     while True:
         progress.begin("reading")
-        num_taken = files.num_vegetation = files.num_class_2 = 0
+        num_taken = files.num_vegetation = files.num_class_2 = files.num_several = 0
         readable = [number for number in range(len(jobs)) if number not in files.left_out]
         try:
             build_survey_store(

@@ -213,9 +213,12 @@ def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) ->
         )
     if found.rescaled:
         one, other = (readable[number].source for number in found.rescaled)
-        scales = " and ".join(f"{extents[number].scale.max():g}" for number in found.rescaled)
+        scales = [f"{extents[number].scale.max():g}" for number in found.rescaled]
+        differ = f"different scales ({' and '.join(scales)})"
+        if scales[0] == scales[1]:
+            differ = f"offsets that are no whole steps of the scale {scales[0]} apart"
         plan.notes.append(
-            f"{one} and {other} overlap and have different scales ({scales}): a point in both is "
+            f"{one} and {other} overlap and have {differ}: a point in both is "
             "rounded to two places and counts twice; cut the tiles without an overlap, or from "
             "one file"
         )

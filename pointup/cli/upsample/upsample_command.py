@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from pointup.cli.input_files import (
     check_shown,
     parse_shard,
 )
-from pointup.errors import ConfigError, PointupError
+from pointup.errors import BusyError, ConfigError, PointupError
 from pointup.option_help import optional
 from pointup.terminal import note
 
@@ -189,7 +190,8 @@ class Upsample:
             note(f"--shard {self.shard}: has no file to write; another shard writes it")
         finished = FinishedFiles(output, self._identity(options)) if in_folder else None
         written = WrittenFiles(workers.is_main, [*errors, *of_files])
-        for survey in surveys:
+        queue = [*surveys]
+        for number, survey in enumerate(queue):
             model = models[survey[0].model]
             made_by = used[survey[0].model]
             identity = workers.from_main(finished.identity(survey, made_by) if finished else "")
@@ -197,6 +199,7 @@ class Upsample:
             if finished and skips and workers.from_main(finished.are_written(survey, identity)):
                 written.skip(survey)
                 continue
+            earlier = len(written.errors)
             with written.keeping_errors():
                 own = options.with_heights(self._has_heights(survey[0], model))
                 files, of_files = upsample_survey(
@@ -206,6 +209,14 @@ class Upsample:
                 written.errors += of_files
                 if finished and workers.is_main:
                     finished.record(files, identity, made_by)
+            is_busy = any(isinstance(error, BusyError) for error in written.errors[earlier:])
+            if finished and workers.from_main(is_busy):
+                # Surveys of another call wait for its end, after all others.
+                if number < len(surveys) and workers.is_main:
+                    note(str(written.errors[-1]).replace("; wait ", "; waiting "))
+                time.sleep(float(number >= len(surveys)))
+                queue.append(survey)
+                del written.errors[earlier:]
         done = {file.job.target for file in written.files}
         if finished and workers.is_main:
             # Those of jobs of an array as well; not what calls with other options left.

@@ -82,9 +82,12 @@ class WrittenFiles:
         num_in, num_out = (
             sum(getattr(file, name) for file in written) for name in ("num_in", "num_out")
         )
+        # Nothing is said of points that an earlier call wrote.
+        is_known = written or not self.num_skipped
+        points = f": from {num_in:,} to {num_out:,} points" if is_known else ""
         return (
-            f"{len(written):,} file{'s' * (len(written) != 1)} written{skipped}{errors}: from "
-            f"{num_in:,} to {num_out:,} points, {time.monotonic() - self.began:,.1f} s"
+            f"{len(written):,} file{'s' * (len(written) != 1)} written{skipped}{errors}{points}, "
+            f"{time.monotonic() - self.began:,.1f} s"
         )
 
 
