@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import fpsample
@@ -75,7 +76,7 @@ def _sample_one(points: np.ndarray, count: int) -> np.ndarray:
         picks = fpsample.bucket_fps_kdtree_sampling(centred, num_picks, start_idx=0)
     else:
         # The measured optimum of the number of buckets.
-        height = max(1, round(0.62 * np.log2(len(distinct)) - 3.7))
+        height = max(1, round(0.62 * math.log2(len(distinct)) - 3.7))
         picks = fpsample.bucket_fps_kdline_sampling(centred, num_picks, height, start_idx=0)
     return _completed(distinct[picks.astype(np.int64)], count, len(points))
 

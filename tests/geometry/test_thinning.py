@@ -131,6 +131,13 @@ def test_half_precision_and_points_with_gradients_can_be_thinned(sample):
     assert torch.equal(sample(pos.requires_grad_(), ptr, counts), sample(pos.float(), ptr, counts))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_thins_as_the_model_itself():
+    points, ptr, number = torch.rand(60, 3), torch.tensor([0, 60]), torch.tensor([20])
+    compiled = torch.compile(farthest_point_sample, backend="eager")
+    assert torch.equal(compiled(points, ptr, number), farthest_point_sample(points, ptr, number))
+
+
 @every_sampler
 def test_invalid_input_of_thinning_is_refused(sample):
     pos, ptr = torch.zeros(5, 3), torch.tensor([0, 3, 5])
