@@ -216,10 +216,11 @@ def check_positions(positions: np.ndarray, what: str) -> None:
         )
 
 
-def check_attributes(cloud: PointCloud, what: str) -> None:
-    """Raise DataError for an attribute that is no array with a row for each point."""
+def check_attributes(cloud: PointCloud, what: str, refused: str = "OMm") -> None:
+    """Raise DataError for an attribute that is no array with a row for each point, or whose type is
+    of one of the `refused` kinds of NumPy."""
     for name, values in cloud.attributes.items():
-        if not isinstance(values, np.ndarray) or values.dtype.kind in "OMm":
+        if not isinstance(values, np.ndarray) or values.dtype.kind in refused:
             kind = getattr(values, "dtype", type(values).__name__)
             raise DataError(f"{what}: {name} is of type {kind}; give an array of numbers")
         if values.shape[:1] != (len(cloud),):

@@ -175,7 +175,8 @@ def open_writer(
 def write_points(path: str | Path, cloud: PointCloud | np.ndarray) -> None:
     """Write a cloud or an array (N, 3) atomically; replaces an existing file. See `open_writer`."""
     cloud = cloud if isinstance(cloud, PointCloud) else PointCloud(np.asarray(cloud))
-    check_attributes(cloud, str(path))
+    stores_words = Path(path).suffix.lower() not in (*LAS_EXTENSIONS, ".ply", ".pcd", ".npy")
+    check_attributes(cloud, str(path), "OMm" if stores_words else "OMmSU")
     with open_writer(path, cloud) as writer:
         writer.write(cloud)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from survey_files import digest
 
-from pointup.errors import FileError
+from pointup.errors import DataError, FileError
 from pointup.io.cloud import ExtraDimension, PointCloud
 from pointup.io.files import check_writable, copy_points, open_writer, read_points, write_points
 from pointup.io.ply import PlyHeader
@@ -414,3 +414,10 @@ def test_any_bytes_after_a_pcd_header_are_read_or_refused(tmp_path_factory, body
         assert len(read_points(path)) <= 4
     except FileError as error:
         assert "a.pcd: " in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz", ".ply", ".pcd", ".npy"])
+def test_words_are_refused_where_a_format_stores_numbers_only(tmp_path, suffix):
+    cloud = PointCloud(np.eye(3), {"label": np.array(["oak", "ash", "oak"])})
+    with pytest.raises(DataError, match="label is of type <U3; give an array of numbers"):
+        write_points(tmp_path / f"trees{suffix}", cloud)
