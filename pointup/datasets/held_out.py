@@ -25,14 +25,14 @@ class HeldOut:
     Attributes:
         num_pairs: number of validation pairs.
         share_of_pairs, share_of_area: fraction of both splits. Areas are those of the pairs'
-            bounding rectangles in x and y, or of their cores.
+            bounding rectangles in x and y, or of their cores; None for shapes, which have none.
         gap: smallest horizontal distance between a training and a validation point, in the unit of
             the files; None if the pairs have no common coordinates.
     """
 
     num_pairs: int
     share_of_pairs: float
-    share_of_area: float
+    share_of_area: float | None
     gap: float | None
 
     def describe(self, strip: float | None, separate: bool = False) -> list[str]:
@@ -41,10 +41,8 @@ class HeldOut:
         With `separate` the gap is between points of the same file only.
         """
         pairs = f"{self.num_pairs:,} pair{'s' * (self.num_pairs != 1)}"
-        lines = [
-            f"held out to validate on: {pairs} ({self.share_of_pairs:.1%}), "
-            f"{self.share_of_area:.1%} of the area"
-        ]
+        area = "" if self.share_of_area is None else f", {self.share_of_area:.1%} of the area"
+        lines = [f"held out to validate on: {pairs} ({self.share_of_pairs:.1%}){area}"]
         if self.gap is None:
             return lines
         of_file = " of the same file" if separate else ""
@@ -69,7 +67,9 @@ def measure_held_out(train: Samples, validation: Samples, info: dict[str, Any]) 
     return HeldOut(
         num_pairs=len(validation),
         share_of_pairs=len(validation) / max(len(validation) + len(train), 1),
-        share_of_area=area / max(area + trained, 1e-300),
+        share_of_area=area / max(area + trained, 1e-300)
+        if any(map(validation.is_vertical, range(len(validation))))
+        else None,
         gap=_smallest_gap(train, validation, bool(info.get("separate")))
         if str(info.get("made_by", "")).endswith(
             ("prepare pairs", "prepare thin", "prepare passes")

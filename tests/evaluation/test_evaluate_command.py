@@ -122,16 +122,19 @@ def test_shapes_and_surveys_are_upsampled_with_the_requested_oversampling(
     for oversampling in (1, 2):
         options = ["--model", model, "--oversampling", oversampling, "--json", path]
         assert not evaluate(*stored, *options)
+        assert figures_of(path)["oversampling"] == oversampling
         figures = figures_of(path)["shapes"][0]["rows"]["model"]
         points, truth = (np.loadtxt(shapes / name / "one.xyz") for name in ("inputs", "truth"))
         ratio = len(truth) / len(points)
         made = upsample(points, ratio, model=upsampler, oversampling=oversampling)
         expected = measure_shape(made, Shape("one", truth), "pu-gcn")
         assert figures["cd"] == pytest.approx(expected["cd"], rel=1e-5)
-        assert not evaluate(*survey, "--ratio", 3, *options)
+        assert not evaluate(*survey, "--ratio", 3, "--ground-density", 0, *options)
+        content = figures_of(path)
+        assert (content["oversampling"], content["ground_density"]) == (oversampling, 0)
         points, dense = (np.loadtxt(surveys / f"{name}.xyz") for name in ("sparse", "dense"))
         made = upsample(points, 3, model=upsampler, above_ground=True, oversampling=oversampling)
-        chamfer = figures_of(path)["rows"]["model"]["chamfer"]
+        chamfer = content["rows"]["model"]["chamfer"]
         assert chamfer == pytest.approx(chamfer_of(made, points, dense), rel=1e-5)
         text = f"oversampling {oversampling}"
         assert capsys.readouterr().out.count(text) == (2 if oversampling > 1 else 0)

@@ -20,6 +20,7 @@ from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
 from pointup.cli.evaluate.pairs import remarks_on_pairs
+from pointup.cli.main import main
 from pointup.datasets.pair_writer import write_pairs
 from pointup.evaluation.baselines import BASELINES, FITTED
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows
@@ -135,8 +136,21 @@ def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(model
 def test_the_figures_of_a_pair_name_its_ratio(pair_directory, tmp_path):
     path = tmp_path / "out.json"
     for ratio in (2, 3):
-        assert not evaluate("pairs", pair_directory, "--ratio", ratio, "--json", path)
+        options = "--ratio", ratio, "--max-ratio", 8, "--json", path
+        assert not evaluate("pairs", pair_directory, *options)
         assert {pair["ratio"] for pair in figures_of(path)["pairs"]} == {ratio}
+        assert figures_of(path)["max_ratio"] == 8
+
+
+def test_only_pairs_with_heights_take_a_unit_that_is_unknown_for_metres(tmp_path, capsys):
+    for vertical in (True, False):
+        pair = wavy_pair("sheet", 60, 3, np.random.default_rng(0))
+        pair.vertical = vertical
+        write_pairs([pair], [pair], tmp_path / str(vertical), {})
+        assert not evaluate("pairs", tmp_path / str(vertical))
+        assert ("metres" in capsys.readouterr().out) == vertical
+        assert not main(["inspect", str(tmp_path / str(vertical))])
+        assert (" of the area" in capsys.readouterr().out) == vertical
 
 
 def test_only_what_is_measured_as_written_is_said_to_select_the_best_model(

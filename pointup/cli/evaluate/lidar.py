@@ -221,6 +221,8 @@ def report(
         "pattern": options.pattern if options.thin else None,
         "seed": options.seed,
         "model": options.model,
+        "oversampling": upsampler.config.oversampling if upsampler else None,
+        "ground_density": options.ground_density,
         "ratio": None if options.density else ratio,
         "density": options.density,
         "unit": unit.name,

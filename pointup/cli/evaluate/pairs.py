@@ -37,6 +37,7 @@ from pointup.evaluation.pairs import (
     figures_of_pairs,
     made_clouds,
     pair_metrics,
+    survey_metrics,
     unpacked,
     worst_to_best,
 )
@@ -162,7 +163,9 @@ def report(
         + (f", {len(bad)} bad ones left out" if bad else ""),
         f"unit: {unit.name}"
         if unit.metres is not None
-        else "unit: unknown, taken for metres; set it with --metres-per-unit",
+        else "unit: unknown, taken for metres; set it with --metres-per-unit"
+        if survey_metrics(unit).keys() & means["midpoints"].keys()
+        else "unit: that of the coordinates",
         describe_model(options.model, upsampler, options.as_written)
         + (", as `pointup upsample` writes it" if upsampler and options.as_written else ""),
         "no network: midpoints; and random midpoints, jitter, plane, with the points of the "
@@ -195,6 +198,8 @@ def report(
         "evaluation": "pairs",
         "model": options.model,
         "as_written": options.as_written,
+        "oversampling": upsampler.config.oversampling if upsampler and options.as_written else None,
+        "max_ratio": options.max_ratio,
         "dataset": options.dataset,
         "split": options.split,
         "unit": unit.name,

@@ -118,6 +118,7 @@ def evaluate(options: Shapes) -> int:
     content = {
         "evaluation": "shapes",
         "model": options.model,
+        "oversampling": upsampler.config.oversampling if upsampler else None,
         "denoise": options.denoise,
         "protocol": options.protocol,
         **_clouds(options),
