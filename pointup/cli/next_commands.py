@@ -38,6 +38,7 @@ PRESETS_OF: dict[str, tuple[tuple[float, str], ...]] = {
     "prepare passes": PRESETS_BELOW,
     "prepare scenes": ((math.inf, "forest_scenes"),),
     "prepare meshes": ((math.inf, "shapes_4x"),),
+    "prepare h5": ((math.inf, "shapes_4x"),),
 }
 """The presets for the dataset of a `pointup prepare` command, as their first lines say."""
 

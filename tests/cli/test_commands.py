@@ -96,6 +96,7 @@ def test_a_configuration_of_the_user_needs_no_option(tmp_path, monkeypatch):
         ("prepare passes", 12.0, "airborne_to_drone", "100 steps from the included model forest"),
         ("prepare scenes", 2.0, "forest_scenes", "2,000 steps from random weights"),
         ("prepare meshes", 4.0, "shapes_4x", "7,000 steps from random weights"),
+        ("prepare h5", 4.0, "shapes_4x", "7,000 steps from random weights"),
         ("prepare thin", 4.0, None, ""),
         ("prepare join", 4.0, None, ""),
     ],
