@@ -30,7 +30,7 @@ from pointup.datasets.survey_tiles import (
 from pointup.disk import scratch_errors, written_whole
 from pointup.errors import FileError, PointupError
 from pointup.geometry.grids import without_holes
-from pointup.io.cloud import is_noise, is_synthetic
+from pointup.io.cloud import is_noise, is_synthetic, warn_once
 from pointup.io.extents import FileExtent
 from pointup.io.files import read_points
 
@@ -155,7 +155,13 @@ def whole_pair(name: str, source: Path, target: Path) -> Pair:
     clouds = []
     for path in (source, target):
         cloud = read_points(path)
-        points = cloud.positions[~(is_noise(cloud) | is_synthetic(cloud))]
+        left_out = is_noise(cloud) | is_synthetic(cloud)
+        if left_out.any():
+            warn_once(
+                f"{path}: {left_out.sum():,} of {len(cloud):,} points are left out: noise, "
+                "withheld or synthetic, such as new points of an upsampling"
+            )
+        points = cloud.positions[~left_out]
         clouds.append(points[first_occurrences(points)])
         if len(clouds[-1]) < _FEWEST:
             raise FileError(f"{path}: has {len(clouds[-1])} points; at least {_FEWEST} are needed")

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from pointup.datasets.block_pairs import PATTERNS, on_common_ground, thin
+from pointup.datasets.block_pairs import PATTERNS, on_common_ground, thin, whole_pair
+from pointup.io.cloud import PointCloud
+from pointup.io.files import write_points
 
 
 def make_ground(count: int) -> np.ndarray:
@@ -152,3 +154,14 @@ def test_a_block_cut_out_of_a_large_survey_loses_no_points_along_its_border():
 def test_clouds_without_points_have_no_ground_in_common():
     kept = on_common_ground([survey(1, 0), np.empty((0, 3))], 10.0)
     assert [len(mask) for mask in kept] == [1600, 0] and not kept[0].any()
+
+
+def test_new_points_of_an_upsampled_target_are_left_out_with_a_note(tmp_path, caplog):
+    points = np.random.default_rng(0).random((20, 3))
+    write_points(tmp_path / "sparse.ply", points[:8])
+    synthetic = (np.arange(20) >= 8).astype(np.uint8)
+    write_points(tmp_path / "dense.ply", PointCloud(points, {"synthetic": synthetic}))
+    pair = whole_pair("one", tmp_path / "sparse.ply", tmp_path / "dense.ply")
+    assert len(pair.target) == 8
+    (record,) = caplog.records
+    assert "dense.ply: 12 of 20 points are left out" in record.getMessage()
