@@ -26,7 +26,7 @@ from pointup.datasets.opening import open_together
 from pointup.datasets.packing import checksum_of_sizes
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import Mixture, TokenBudgetBatchSampler
-from pointup.datasets.samples import JoinedSamples, Samples, usable_samples
+from pointup.datasets.samples import PLACE, JoinedSamples, Samples, usable_samples
 from pointup.errors import ConfigError, DataError, TrainingError
 from pointup.training.config import DataSource, TrainConfig, data_sources
 from pointup.training.faults.consistency import check_consistency
@@ -84,6 +84,13 @@ class TrainingData:
             for source, part in zip(self.sources, parts, strict=True)
             for text in notes_on_pairs(part)
         ]
+
+    @property
+    def has_normals(self) -> bool:
+        """Whether the first training pair of any dataset has target normals."""
+        samples = self.train.samples
+        parts = samples.parts if isinstance(samples, JoinedSamples) else (samples,)
+        return any(part.value("place", 0)[PLACE.index("target_normals")] >= 0 for part in parts)
 
     @property
     def labels(self) -> tuple[str, ...]:

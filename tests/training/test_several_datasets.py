@@ -23,9 +23,13 @@ from test_distributed import SMALL, steps_of
 from pointup.cli.main import main
 from pointup.datasets.held_out import rows_near
 from pointup.datasets.pair_writer import write_pairs
+from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig, data_sources, parse_command_line
 from pointup.training.datasets import open_training_data
+from pointup.training.objective import LossConfig
+from pointup.training.progress import Progress, RunSchedule
+from pointup.training.tracking.monitor import Monitor
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +186,24 @@ def test_a_dataset_without_validation_samples_is_for_training_only(two, tmp_path
     assert data.bounds == {"train": (0, 16, 36), "validation": (0, 4, 4)}
     drawn = open_training_data(TrainConfig(data=(str(third), str(fourth))), accelerator)
     assert drawn.bounds == {"train": (0, 18, 36), "validation": (0, 2, 4)}
+
+
+def test_weights_for_normals_that_no_dataset_has_are_told(two, tmp_path, accelerator):
+    loss = LossConfig(output_to_plane=2.0)
+    pairs = [wavy_pair(f"p_{i}", 30, 3.0, np.random.default_rng(i)) for i in range(20)]
+    for pair in pairs:
+        pair.target_normals = None
+    write_pairs(pairs, [], tmp_path / "bare", info={})
+    for folders, weights, told in (
+        ((tmp_path / "bare",), loss, True), ((tmp_path / "bare",), LossConfig(), False),
+        ((two[0],), loss, False), ((two[0], tmp_path / "bare"), loss, False),
+    ):  # fmt: skip
+        config = TrainConfig(data=tuple(map(str, folders)), loss=weights, token_budget=1000)
+        data = open_training_data(config, accelerator)
+        monitor = Monitor(accelerator, config, data, Progress())
+        schedule = RunSchedule(config, TokenBudgetBatchSampler([100] * 10, 1000))
+        text = monitor.plan_text(schedule, num_weights=1000, checkpoint=None)
+        assert ("no normals, so that --loss.point-to-plane" in text) == told
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.distributed.accelerator import peak_memory_bytes
 from pointup.training.evaluation import EvaluationResult
+from pointup.training.objective import LossConfig
 from pointup.training.progress import Progress, RunSchedule
 from pointup.training.step_totals import StepMeter, StepTotals
 from pointup.training.tracking.tables import (
@@ -238,6 +239,13 @@ class Monitor:
             rest = [f"Continuing from {checkpoint}."]
         else:
             rest = [f"Note: {text}" for text in data.notes()]
+            default, loss = LossConfig(), config.loss
+            given = loss.point_to_plane, loss.output_to_plane
+            if given != (default.point_to_plane, default.output_to_plane) and not data.has_normals:
+                rest.append(
+                    "Note: the targets have no normals, so that --loss.point-to-plane and "
+                    "--loss.output-to-plane have no effect"
+                )
         return "\n".join([plan_table(table), *left_out, *rest])
 
 
