@@ -18,6 +18,9 @@ from pointup.training.objective import training_ratio
 
 MOST_PAIRS = 16
 """Largest number of validation pairs that a calibration is fitted on."""
+# Least distance on surveys in spacings, about that of lidar and forest. A target is noisy, too: on
+# ground no new point is farther from it than a measured one, which is no proof of an error of 0.
+_LEAST_ON_SURVEYS = 0.08
 _EXACT = Calibration((-9.0, 9.0), (-9.0, 9.0))
 _SPACING = Calibration((0.0,), (0.0,))
 
@@ -69,6 +72,8 @@ def calibrate_kept_model(
                 )
                 found.append(measured_uncertainty(clouds[0], target, surface))
             (errors, distance), (spacing, _) = found
+            if surface is None and samples.is_vertical(index):
+                distance = np.maximum(distance, _LEAST_ON_SURVEYS * spacing)
             # Points on the ground below crowns have an uncertainty that no calibration changes.
             of_model = errors != spacing
             ratios = np.full(len(errors), ratio.item())

@@ -15,6 +15,7 @@ from runs import SMALL, final_weights, options, training
 from torch import Tensor
 
 from pointup.datasets.opening import open_samples
+from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import DataError
 from pointup.model.config import ModelConfig
@@ -85,6 +86,19 @@ def test_a_model_with_predicted_errors_is_calibrated_at_the_end(
     assert (np.diff(found.log_distances) >= 0).all()
     log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
     assert re.search(r"Calibrated the uncertainty on [\d,]+ new points", log)
+
+
+def test_where_a_target_is_as_noisy_as_the_source_no_uncertainty_of_a_survey_is_near_zero(
+    tmp_path, accelerator
+):
+    rng = np.random.default_rng(0)
+    scans = [(rng.random((n, 3)) * [9, 9, 0.5]).astype(np.float32) for n in (200, 800) * 4]
+    pairs = [Pair(str(i), *scans[2 * i : 2 * i + 2]) for i in range(4)]
+    write_pairs(pairs[:2], pairs[2:], tmp_path / "pairs", {"made_by": "tests"})
+    model = replace(SMALL, predict_error=True)
+    training.train(options(tmp_path / "pairs", tmp_path / "run", steps=1, model=model), accelerator)
+    found = Upsampler.from_pretrained(tmp_path / "run" / "model").calibration
+    assert min(*found.log_distances, *found.log_distances_at_2) > np.log(0.079)
 
 
 # Six steps are more than an epoch: step 2 is within the first, step 5 within the second.
