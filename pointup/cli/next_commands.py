@@ -42,6 +42,8 @@ PRESETS_OF: dict[str, tuple[tuple[float, str], ...]] = {
 }
 """The presets for the dataset of a `pointup prepare` command, as their first lines say."""
 
+# From random weights, few clouds give a poor model, and a survey one without rules for the ground.
+_STARTS_FROM = {"prepare clouds": "shapes", "prepare thin": "lidar"}
 
 _MOST_NAMED = 2
 
@@ -72,9 +74,8 @@ def training_command(data: Path, preset: str | None = None) -> str:
         is_alone = not torch.cuda.device_count() and not Path(default_config_file).is_file()
         start = "pointup train" if is_alone else start
         start += f" --config {preset}"
-    if _made_by(_description(data)) == "prepare clouds":
-        # They are few, without normals.
-        start += " --initial-model shapes"
+    initial_model = _STARTS_FROM.get(_made_by(_description(data)))
+    start += f" --initial-model {initial_model}" if initial_model else ""
     return f"{start} {shlex.join(['--data', str(data), '--output-dir', str(output_dir)])}"
 
 

@@ -130,6 +130,13 @@ def test_a_preset_is_given_in_the_form_of_the_guides(num_gpus, start, monkeypatc
     assert f"pointup train {form.replace('pairs -', 'pairs/ -')}\n" in guide
 
 
+@pytest.mark.parametrize(("made_by", "model"), [("clouds", "shapes"), ("thin", "lidar")])
+def test_own_clouds_and_thinned_surveys_fine_tune_an_included_model(made_by, model, tmp_path):
+    (tmp_path / "pointup.json").write_text(json.dumps({"made_by": f"pointup 1 prepare {made_by}"}))
+    command = shlex.join(["--initial-model", model, "--data", str(tmp_path)])
+    assert command in training_command(tmp_path)
+
+
 def test_the_summary_of_a_dataset_says_how_long_its_preset_trains(tmp_path, capsys):
     rng = np.random.default_rng(0)
     clouds = [rng.random((n, 3)).astype(np.float32) for n in (100, 500)]
