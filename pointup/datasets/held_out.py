@@ -13,6 +13,7 @@ import numpy as np
 from pointup.datasets.pair import is_within
 from pointup.datasets.samples import Samples
 from pointup.disk import read_json
+from pointup.errors import DataError
 
 ROUNDING = 1e-4
 """Relative tolerance of a gap that should equal the strip, because points are stored as float32."""
@@ -164,6 +165,14 @@ def rows_held_out_elsewhere(train: Samples, validation: Samples) -> dict[str, np
         "touching": rows_on_held_out_ground(train, validation),
         "sharing a shape with": rows_of_held_out_shapes(train, validation),
     }
+
+
+def none_left_of(folder: Path) -> DataError:
+    """The error for a dataset all of whose training samples others hold out."""
+    return DataError(
+        f"{folder}: no training pairs are left: all touch validation pairs of the other datasets "
+        "or share a shape with them; leave it out, or prepare all with the same held-out data"
+    )
 
 
 def rows_on_held_out_ground(train: Samples, validation: Samples) -> np.ndarray:

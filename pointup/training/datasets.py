@@ -21,7 +21,7 @@ from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
 from pointup.datasets.checks import notes_on_pairs
-from pointup.datasets.held_out import rows_held_out_elsewhere
+from pointup.datasets.held_out import none_left_of, rows_held_out_elsewhere
 from pointup.datasets.opening import open_together
 from pointup.datasets.packing import checksum_of_sizes
 from pointup.datasets.pair_dataset import PairDataset
@@ -233,10 +233,7 @@ def without_held_out_elsewhere(
                         f"train sample {label}/{part.names[r]}: {reason}" for r in rows.tolist()
                     ]
         if not kept.any():
-            raise DataError(
-                f"{part.folder}: all its samples touch validation samples of the other datasets or "
-                "share a shape with them; leave it out, or prepare all with the same held-out data"
-            )
+            raise none_left_of(part.folder)
         parts.append(part if kept.all() else part.select(np.flatnonzero(kept)))
     return JoinedSamples(train.labels, tuple(parts)), left_out
 

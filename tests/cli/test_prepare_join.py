@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from test_prepare import SMALL, read, run, same, write_meshes, write_surveys
 
-from pointup.datasets.opening import open_samples
+from pointup.datasets.opening import open_samples, open_together
+from pointup.datasets.samples import JoinedSamples
+from pointup.errors import DataError
 from pointup.geometry.surfaces import Surface
+from pointup.training.datasets import without_held_out_elsewhere
 
 
 @pytest.fixture
@@ -78,6 +81,21 @@ def test_joined_datasets_of_the_same_meshes_train_on_no_validation_mesh(meshes, 
     }
     assert found["train"] == {"0-most/b/tetra", "0-most/cad_1", "b/tetra", "cad_1"}
     assert found["validation"] == {"0-most/other", "tetra"}
+
+
+def test_a_dataset_whose_training_pairs_another_one_holds_out_is_named(meshes, tmp_path, capsys):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder, held_out in zip(folders, ("other.off", "tetra.off"), strict=True):
+        kept = (meshes / "b" / "other.off", meshes / "b" / "tetra.off")
+        given = (meshes,) if held_out == "other.off" else kept
+        options = (*SMALL, "--validation-meshes", meshes / "b" / held_out, "--num-workers", 1)
+        assert run("meshes", *given, *options, "-o", folder) == 0
+    assert run("join", *folders, "-o", tmp_path / "joined") == 1
+    error = capsys.readouterr().err
+    assert f"{folders[1]}: no training pairs are left: all touch" in error
+    with pytest.raises(DataError, match="b: no training pairs are left: all touch"):
+        opened = (open_together(folders, split) for split in ("train", "validation"))
+        without_held_out_elsewhere(*(JoinedSamples(("a", "b"), tuple(each)) for each in opened))
 
 
 def test_a_dataset_without_validation_pairs_is_joined_for_training_only(meshes, tmp_path, capsys):

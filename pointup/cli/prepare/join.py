@@ -104,8 +104,11 @@ class Join:
 
 
 def _held_out_elsewhere(folder: Path, train: Samples, held_out: Mapping[Path, Samples]) -> set[int]:
-    """Rows of `train`, of `folder`, that show what another input holds out, with notes."""
-    from pointup.datasets.held_out import rows_held_out_elsewhere
+    """Rows of `train`, of `folder`, that show what another input holds out, with notes.
+
+    Raises DataError if these are all rows, as training does.
+    """
+    from pointup.datasets.held_out import none_left_of, rows_held_out_elsewhere
 
     rows: set[int] = set()
     for other, validation in held_out.items():
@@ -118,6 +121,8 @@ def _held_out_elsewhere(folder: Path, train: Samples, held_out: Mapping[Path, Sa
                     f"{other}"
                 )
                 rows |= new
+    if rows and len(rows) == len(train):
+        raise none_left_of(folder)
     return rows
 
 
