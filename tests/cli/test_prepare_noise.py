@@ -49,7 +49,9 @@ def test_noise_is_left_out_of_pairs_unless_it_is_asked_for(
     # Thinning leaves out the points that the ratio has no room for.
     assert 0 <= 3000 - num_noise - len(heights(tmp_path / "out")) < 5
     assert heights(tmp_path / "out").min() > -1
-    assert f"left out {num_noise} points: noise, withheld or synthetic" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"left out {num_noise} points: noise, withheld or synthetic" in told
+    assert "upsampled" not in told
     words = ("thin", tmp_path / "a.las", "--include-noise", "-o", tmp_path / "all")
     assert prepare(*words) == 0
     assert 0 <= 3000 - len(heights(tmp_path / "all")) < 5
@@ -73,7 +75,9 @@ def test_new_points_of_an_upsampled_file_are_left_out_of_pairs(tmp_path, capsys)
     las.write(tmp_path / "a.las")
     assert prepare("thin", tmp_path / "a.las", "-o", tmp_path / "out") == 0
     assert heights(tmp_path / "out").max() < 3
-    assert "left out 2,000 points: noise, withheld or synthetic" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "left out 2,000 points: noise, withheld or synthetic" in told
+    assert "fewer are left: is a survey one that was upsampled?" in told
     words = ("thin", tmp_path / "a.las", "--include-noise", "-o", tmp_path / "all")
     assert prepare(*words) == 0
     assert (heights(tmp_path / "all") > 400).mean() == pytest.approx(2 / 3, abs=0.01)

@@ -560,7 +560,11 @@ def note_left_out(parts: Sequence[DatasetPart], fewest_points: int) -> None:
     # A file has points in several regions.
     noise = {name: number for part in parts for name, number in part.facts["noise"].items()}
     if num_noise := sum(noise.values()):
-        note(f"left out {num_noise:,} points: noise, withheld or synthetic (see --include-noise)")
+        most = num_noise > total(parts, "points_in_tiles")
+        note(
+            f"left out {num_noise:,} points: noise, withheld or synthetic (see --include-noise)"
+            + ("; fewer are left: is a survey one that was upsampled?" if most else "")
+        )
     num_filled, num_tiles = total(parts, "num_filled"), total(parts, "num_tiles")
     if num_tiles < 0.9 * num_filled:
         note(
