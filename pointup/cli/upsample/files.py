@@ -619,7 +619,8 @@ class SortedFiles:
         left_out: the errors of files that can't be read, by number.
         num_vegetation: the number of points to upsample that are vegetation.
         num_class_2: the number of points to upsample that have class 2, ground.
-        num_several: the number of points to upsample that are of pulses with several returns.
+        num_several: the number of points to upsample that are of pulses with several returns; 0
+            with chosen classes.
         too_few: the error for fewer than two points to upsample in all files; None for more.
     """
 
@@ -685,7 +686,9 @@ def sort_points(
         classes = attribute(cloud, CLASSIFICATION)
         if classes is not None:
             files.num_class_2 += int((taken & (classes == GROUND_CLASS)).sum())
-        if (number := attribute(cloud, NUMBER_OF_RETURNS)) is not None:
+        number = attribute(cloud, NUMBER_OF_RETURNS)
+        # Who names classes knows whether the ground is among them.
+        if number is not None and point_filter.classes is None:
             files.num_several += int((taken & (number > 1)).sum())
         return taken
 
