@@ -196,6 +196,7 @@ def test_weights_for_normals_that_no_dataset_has_are_told(two, tmp_path, acceler
     write_pairs(pairs, [], tmp_path / "bare", info={})
     for folders, weights, told in (
         ((tmp_path / "bare",), loss, True), ((tmp_path / "bare",), LossConfig(), False),
+        ((tmp_path / "bare",), LossConfig(point_to_plane=0.0), False),
         ((two[0],), loss, False), ((two[0], tmp_path / "bare"), loss, False),
     ):  # fmt: skip
         config = TrainConfig(data=tuple(map(str, folders)), loss=weights, token_budget=1000)

@@ -240,8 +240,8 @@ class Monitor:
         else:
             rest = [f"Note: {text}" for text in data.notes()]
             default, loss = LossConfig(), config.loss
-            given = loss.point_to_plane, loss.output_to_plane
-            if given != (default.point_to_plane, default.output_to_plane) and not data.has_normals:
+            is_given = loss.point_to_plane not in (0.0, default.point_to_plane)
+            if (is_given or loss.output_to_plane != 0.0) and not data.has_normals:
                 rest.append(
                     "Note: the targets have no normals, so that --loss.point-to-plane and "
                     "--loss.output-to-plane have no effect"
