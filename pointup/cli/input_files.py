@@ -71,6 +71,15 @@ def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
     return list(found)
 
 
+def holds_points(path: Path) -> bool:
+    """Whether a path is a file, or a folder with LAS or LAZ files that is no pair dataset."""
+    from pointup.io.cloud import LAS_EXTENSIONS
+
+    if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
+        return False
+    return path.is_file() or any(file.suffix.lower() in LAS_EXTENSIONS for file in _inside(path))
+
+
 def _inside(folder: Path) -> Iterator[Path]:
     """The files in a folder at any depth, but for hidden ones and those in hidden folders."""
     seen: set[str] = set()

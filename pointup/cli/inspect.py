@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from pointup.cli.input_files import Picture, View, check_shown
+from pointup.cli.input_files import Picture, View, check_shown, holds_points
 from pointup.errors import ConfigError
 
 
@@ -36,8 +36,7 @@ class Inspect:
     """Print all results as JSON."""
 
     def run(self) -> int:
-        path = Path(self.dataset)
-        if path.is_file() or any(path.rglob("*.[lL][aA][sSzZ]")):
+        if holds_points(path := Path(self.dataset)):
             from pointup.cli.file_statistics import inspect_file, report
 
             if self.picture or self.view or self.deep:

@@ -27,13 +27,13 @@ def download(repo: str, file: str, **kwargs: Any) -> Path:
     try:
         return Path(hf_hub_download(repo, file, **kwargs))
     except (EntryNotFoundError, HfHubHTTPError) as error:
-        raise OSError(_reason(error)) from error
+        raise OSError(_reason(error, file)) from error
     except HFValidationError as error:
         raise OSError(_first_line(error)) from error
 
 
-def _reason(error: Exception) -> str:
-    """Why the Hub gave no config.json, and the remedy."""
+def _reason(error: Exception, file: str) -> str:
+    """Why the Hub gave no `file`, and the remedy."""
     log_in = "log in with `hf auth login`"
     if isinstance(error, GatedRepoError):
         return f"access to the Hub repository must be requested on its page; then {log_in}"
@@ -48,7 +48,7 @@ def _reason(error: Exception) -> str:
             return "the Hub's cache has no such model; leave out local_files_only"
         return f"the Hub can't be reached ({_first_line(error.__cause__)}); check the connection"
     if isinstance(error, EntryNotFoundError):
-        return "the Hub repository has no config.json; it is no model of pointup"
+        return f"the Hub repository has no {file}; it is no model of pointup"
     return f"the Hub refuses ({_first_line(error)}); {log_in}"
 
 

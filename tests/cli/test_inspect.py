@@ -186,3 +186,14 @@ def test_a_folder_of_tiles_is_inspected_as_one(tmp_path, capsys):
     assert "tiles: 80 points, 40 of them new, no uncertainty" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "tiles"), "--deep"]) == 1
     assert "holds points; --picture, --view, --deep need a dataset" in capsys.readouterr().err
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "here").symlink_to(tmp_path / "tiles")
+    assert main(["inspect", str(tmp_path / "linked")]) == 0
+    assert "linked: 80 points, 40 of them new" in capsys.readouterr().out
+
+
+def test_a_dataset_in_whose_directory_a_survey_lies_is_inspected_as_a_dataset(tmp_path, capsys):
+    dataset(tmp_path / "pairs", [Pair("t", cloud(10), cloud(40))])
+    write_las(tmp_path / "pairs" / "raw" / "a.las", UTM_CORNER + cloud(40))
+    assert main(["inspect", str(tmp_path / "pairs")]) == 0
+    assert "pairs: 2 pairs, 100 points" in capsys.readouterr().out

@@ -235,7 +235,9 @@ def test_a_model_that_was_changed_after_loading_gets_a_new_card(model_directory,
     assert "# A pointup model" in (tmp_path / "none" / "README.md").read_text()
 
 
-def test_a_cached_model_of_the_hub_is_loaded_offline_and_keeps_its_card(tmp_path, model_directory):
+def test_a_cached_model_of_the_hub_is_loaded_offline_and_keeps_its_card(
+    tmp_path, model_directory, monkeypatch
+):
     folder = tmp_path / "models--owner--name"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)
@@ -251,6 +253,10 @@ def test_a_cached_model_of_the_hub_is_loaded_offline_and_keeps_its_card(tmp_path
     (snapshot / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="owner/name: the weights can't be loaded"):
         Upsampler.from_pretrained("owner/name", **where)
+    with local_hub(monkeypatch) as hub:
+        hub.refusal = 404, "EntryNotFound"
+        with pytest.raises(ModelError, match="the Hub repository has no model"):
+            Upsampler.from_pretrained("owner/name", revision="0" * 40, cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
