@@ -20,8 +20,9 @@ import pytest
 from sheets import sheet
 from survey_files import WIDTH, surface, upsample, write_las, write_model, write_row
 
-from pointup.cli.upsample.files import work_directory
+from pointup.cli.upsample.files import Written, work_directory
 from pointup.cli.upsample.plan import Job
+from pointup.cli.upsample.written_files import FinishedFiles
 from pointup.errors import FileError
 from pointup.io.cloud import PointCloud
 from pointup.io.files import open_writer, read_points
@@ -258,6 +259,21 @@ def test_a_call_into_a_folder_waits_for_the_surveys_of_another_call(
     waits = f"note: {out / '0.las'}: another call upsamples into it; waiting for its end"
     assert found.err.count(waits) == 1
     assert {path: path.read_bytes() for path in out.glob("*.las")} == done
+
+
+def test_a_survey_is_held_until_other_calls_see_that_it_is_written(
+    tiles, tmp_path, model, monkeypatch
+):
+    held = []
+
+    def record(self: FinishedFiles, files: list[Written], *others: Any) -> None:
+        with pytest.raises(FileError, match="another call"), call_for(files[0].job.target):
+            pass
+        held.append(files[0].job.target.name)
+
+    monkeypatch.setattr(FinishedFiles, "record", record)
+    assert upsample(model, tiles, "-o", tmp_path / "out", "--separate") == 0
+    assert held == ["0.las", "1.las", "2.las"]
 
 
 def test_what_killed_calls_left_locks_nothing_and_is_deleted(tmp_path):

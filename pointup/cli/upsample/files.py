@@ -81,17 +81,19 @@ def upsample_survey(
     options: UpsampleOptions,
     workers: LaunchedWorkerGroup,
     command: Upsample,
+    directory: Path,
     copies_rest: bool,
     without_noise: Upsampler | None = None,
 ) -> tuple[list[Written], list[Exception]]:
     """Upsample the files of a survey, and print what became of it; returns the files and errors.
 
-    Files that can't be read or written are left out. With `copies_rest` files with too few points
-    to upsample are copied, and those with nothing to write are skipped; else they are errors. The
-    model `without_noise` takes the place of `model` for a shape with little noise, whose points are
-    kept. Notes on the points are printed before the work. All processes of `workers` must call
-    this; files and lines are those of the main process. A PointupError that concerns the survey as
-    a whole is raised in all processes, and then nothing is written.
+    `directory` is that of `work_directory`. Files that can't be read or written are left out. With
+    `copies_rest` files with too few points to upsample are copied, and those with nothing to write
+    are skipped; else they are errors. The model `without_noise` takes the place of `model` for a
+    shape with little noise, whose points are kept. Notes on the points are printed before the work.
+    All processes of `workers` must call this; files and lines are those of the main process. A
+    PointupError that concerns the survey as a whole is raised in all processes, and then nothing is
+    written.
     """
     began = time.monotonic()
     options = replace(options, max_distance=before_rounding(options.max_distance, jobs))
@@ -100,7 +102,7 @@ def upsample_survey(
     )
     found = SortedFiles()
     progress = ProgressBar(_name(jobs), hidden=not workers.is_main)
-    with work_directory(jobs, workers) as directory, progress:
+    with progress:
         with workers.barrier():
             if workers.is_main:
                 upright = options.is_upright(model.config)

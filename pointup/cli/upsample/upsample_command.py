@@ -150,7 +150,7 @@ class Upsample:
             return 1
 
     def _run(self) -> int:
-        from pointup.cli.upsample.files import upsample_survey
+        from pointup.cli.upsample.files import upsample_survey, work_directory
         from pointup.cli.upsample.plan import group_files, needs_folder, plan_jobs
         from pointup.cli.upsample.written_files import (
             FinishedFiles,
@@ -200,10 +200,11 @@ class Upsample:
                 written.skip(survey)
                 continue
             earlier = len(written.errors)
-            with written.keeping_errors():
+            # The survey is held until other calls see that it is written.
+            with written.keeping_errors(), work_directory(survey, workers) as directory:
                 own = options.with_heights(self._has_heights(survey[0], model))
                 files, of_files = upsample_survey(
-                    survey, model, own, workers, self, copies_rest, without_noise
+                    survey, model, own, workers, self, directory, copies_rest, without_noise
                 )
                 written.files += files
                 written.errors += of_files
