@@ -43,6 +43,7 @@ def test_pairs_have_the_figures_that_training_validates_on(pair_directory, model
     assert "validation pairs of" in capsys.readouterr().out
     content = figures_of(path)
     upsampler = Upsampler.from_pretrained(model).eval()
+    assert content["oversampling"] == upsampler.config.oversampling
     config = TrainConfig(data=(str(pair_directory),), model=upsampler.config, num_pictures=0)
     accelerator = Accelerator(cpu=True)
     data = open_training_data(config, accelerator)

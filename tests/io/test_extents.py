@@ -9,7 +9,7 @@ import laspy
 import numpy as np
 import pytest
 from sheets import UTM, sheet
-from survey_files import WKT
+from survey_files import WKT, write_las
 
 from pointup.errors import FileError
 from pointup.io.cloud import PointCloud
@@ -132,3 +132,20 @@ def test_overlapping_files_of_one_survey_are_of_one_grid_up_to_whole_steps_and_s
 
     assert rescaled(0.1, 0.0) is None and rescaled(0.1, 90.3) is None
     assert rescaled(0.1, 0.03) == rescaled(0.01, 0.0) == (0, 1)
+
+
+def test_a_file_of_negative_scale_has_the_extent_and_grid_of_the_positive_one(tmp_path):
+    path = write_las(tmp_path / "a.las", UTM + sheet(100), scale=0.1, offset=(5e5, 4e6, 0))
+    positive, las = read_extent(path), laspy.read(path)
+    las.points.scales = las.header.scales = -las.header.scales
+    for axis in "XYZ":
+        las.points.array[axis] *= -1
+    las.write(path)
+    # laspy takes the least whole number for the least coordinate.
+    content = bytearray(path.read_bytes())
+    extremes = np.frombuffer(content, "<f8", 6, offset=179).reshape(3, 2)
+    extremes[:] = extremes[:, ::-1].copy()
+    path.write_bytes(content)
+    negative = read_extent(path)
+    for name in ("low", "high", "scale", "offset"):
+        assert getattr(negative, name) == pytest.approx(getattr(positive, name), abs=1e-9)
