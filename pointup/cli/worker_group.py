@@ -65,8 +65,7 @@ class LaunchedWorkerGroup:
 
     def from_all(self, values: list[Item]) -> list[Item]:
         """The lists of all processes, concatenated in the order of the processes."""
-        gathered: list[Item] = gather_object(values)
-        return gathered
+        return gather_object(values)
 
     @contextmanager
     def barrier(self) -> Iterator[None]:

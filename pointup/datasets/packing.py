@@ -56,8 +56,7 @@ class Plan:
 
     def batch(self, step: int, slot: int) -> list[int]:
         b = step * self.slots + slot
-        samples: list[int] = self.samples[self.ptr[b] : self.ptr[b + 1]].tolist()
-        return samples
+        return self.samples[self.ptr[b] : self.ptr[b + 1]].tolist()
 
     def loads(self, sizes: np.ndarray) -> np.ndarray:
         """Tokens of each batch, (num_steps, slots)."""

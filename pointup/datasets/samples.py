@@ -323,8 +323,7 @@ class Samples(SamplesOfTables):
         return 0, len(self)
 
     def name(self, index: int) -> str:
-        name: str = self.value("name", index)
-        return name
+        return self.value("name", index)
 
     def names_checksum(self) -> int:
         """The CRC-32 of all names, joined by line breaks."""

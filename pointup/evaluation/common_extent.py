@@ -208,8 +208,7 @@ def _lowest_of_squares(grid: np.ndarray, num_cells: int) -> np.ndarray:
     padding = [(0, -size % num_cells) for size in grid.shape]
     low = np.pad(np.where(np.isnan(grid), np.inf, grid), padding, constant_values=np.inf)
     width, height = (size // num_cells for size in low.shape)
-    lowest: np.ndarray = low.reshape(width, num_cells, height, num_cells).min(axis=(1, 3))
-    return lowest
+    return low.reshape(width, num_cells, height, num_cells).min(axis=(1, 3))
 
 
 class TriangulatedGround:

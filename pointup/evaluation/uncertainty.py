@@ -58,8 +58,7 @@ def distances_beyond(points: np.ndarray, source: np.ndarray, target: np.ndarray)
         factor = Calibration.fit(gap[:, 1] / typical, share)
         gap, near = map(np.asarray, tree.query(points, k=np.arange(1, number + 1)))
         squared -= factor.within(gap[:, 0] / typical) * off[near].mean(axis=1)
-    beyond: np.ndarray = np.sqrt(squared.clip(min=0))
-    return beyond
+    return np.sqrt(squared.clip(min=0))
 
 
 def _squared_distances(points: np.ndarray, target: np.ndarray) -> np.ndarray:

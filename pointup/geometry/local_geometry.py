@@ -233,10 +233,9 @@ def describe_neighbors_of_children(
     parent to the neighbour of the slot, both in units of the parent's spacing, `normal` (N, K, 3)
     of the neighbours.
     """
-    described: Tensor = _DescribeFromChildren.apply(
+    return _DescribeFromChildren.apply(
         from_parent, geometry.relative, to_slot, geometry.mean, geometry.normal, normal
     )
-    return described
 
 
 class _DescribeFromChildren(torch.autograd.Function):
@@ -310,16 +309,14 @@ def product(
 def directions(vectors: Tensor) -> Tensor:
     """Vectors (..., 3) normalized to length 1; 0 stays 0."""
     divisor = length(vectors.detach()).clamp(min=1e-12)
-    unit: Tensor = _Scaled.apply(vectors, vectors.detach() / divisor, divisor, None)
-    return unit
+    return _Scaled.apply(vectors, vectors.detach() / divisor, divisor, None)
 
 
 def shortened(offset: Tensor) -> Tensor:
     """Offsets (..., 3) shortened to at most `MAX_OFFSET`."""
     divisor = (length(offset.detach()) / MAX_OFFSET).clamp(min=1.0)
     short = offset.detach() * divisor.reciprocal()
-    result: Tensor = _Scaled.apply(offset, short, divisor, MAX_OFFSET)
-    return result
+    return _Scaled.apply(offset, short, divisor, MAX_OFFSET)
 
 
 class _Scaled(torch.autograd.Function):

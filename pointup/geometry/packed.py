@@ -129,8 +129,7 @@ def segment_mean(values: Tensor, ptr: Tensor) -> Tensor:
 
     Accumulated as by `segment_sum`.
     """
-    mean: Tensor = _SegmentMean.apply(values, batch_from_ptr(ptr, len(values)), segment_counts(ptr))
-    return mean
+    return _SegmentMean.apply(values, batch_from_ptr(ptr, len(values)), segment_counts(ptr))
 
 
 class _SegmentMean(torch.autograd.Function):
@@ -196,8 +195,7 @@ def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root, with the gradient 0 (not NaN or infinity) at 0."""
-    root: Tensor = _SafeSqrt.apply(squared)
-    return root
+    return _SafeSqrt.apply(squared)
 
 
 class _SafeSqrt(torch.autograd.Function):

@@ -58,7 +58,7 @@ def in_blocks(
     pairs = [*gathered, *gathered_by_slot]
     tables, indices = [table for table, _ in pairs], [index for _, index in pairs]
     counts = (len(gathered), len(gathered_by_slot), len(rows))
-    joined: Tensor = _Blocks.apply(
+    return _Blocks.apply(
         function,
         (num_points, block_size),
         indices,
@@ -70,7 +70,6 @@ def in_blocks(
         *rows,
         *parameters,
     )
-    return joined
 
 
 class _Blocks(torch.autograd.Function):

@@ -276,12 +276,8 @@ class Anchors:
 
     def of_block(self, block: Block) -> Anchors:
         """The anchors of a block of points and slots."""
-        beyond, below, depth = (
-            None if values is None else block.of_slots(values)
-            for values in (self.is_beyond, self.is_below, self.depth)
-        )
-        pos, direction = block.of_slots(self.pos), block.of_slots(self.direction)
-        return Anchors(pos, direction, beyond, below, depth)
+        known = {name: values for name, values in vars(self).items() if values is not None}
+        return replace(self, **{name: block.of_slots(values) for name, values in known.items()})
 
 
 def anchors_of_slots(

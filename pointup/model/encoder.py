@@ -7,7 +7,7 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class PointEncoder(nn.Module):
         self.quota = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
         # Exponents of the spacing and of the nearest gaps: sparse places get a larger quota.
         self.quota_powers = nn.Parameter(torch.tensor([0.0, 0.5]))
-        last_layers = [self.normal, self.density, cast(nn.Linear, self.quota[-1])]
+        last_layers: list[Any] = [self.normal, self.density, self.quota[-1]]
         if config.column_layers:
             self.profile = nn.Sequential(
                 nn.Linear(len(QUANTILES), dim), nn.GELU(), nn.Linear(dim, dim)
@@ -104,15 +104,14 @@ class PointEncoder(nn.Module):
             self.column_position = nn.Sequential(
                 nn.Linear(NUM_FEATURES, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
             )
-            self.column_layers = nn.ModuleList(
-                [attention_block(config, config.heads) for _ in range(config.column_layers)]
-            )
+            layers: list[Any] = [
+                attention_block(config, config.heads) for _ in range(config.column_layers)
+            ]
+            self.column_layers = nn.ModuleList(layers)
             # A network without these layers and one where they are new compute the same.
-            last_layers.append(cast(nn.Linear, self.profile[-1]))
-            for layer in self.column_layers:
-                block = cast(AttentionBlock, layer)
-                assert block.feed_forward is not None
-                last_layers += [block.attention.out, cast(nn.Linear, block.feed_forward[-1])]
+            last_layers.append(self.profile[-1])
+            for layer in layers:
+                last_layers += [layer.attention.out, layer.feed_forward[-1]]
         for last in last_layers:
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
@@ -135,14 +134,14 @@ class PointEncoder(nn.Module):
             described = describe_neighbors(
                 local, local.relative, geometry.spacing[neighbors], geometry.normal[neighbors]
             )
-            return cast(Tensor, self.neighbor_position(described_in(self.dtype, described)))
+            return self.neighbor_position(described_in(self.dtype, described))
 
         def embed(block: Block, g: Tensor) -> Tensor:
             missing = block.of_points(geometry.missing).unsqueeze(-1)
             seen = ~missing
             mean = (g * seen).sum(1) / seen.sum(1)
             highest = g.masked_fill(missing, float("-inf")).amax(1)
-            return cast(Tensor, self.embed(torch.cat([mean, highest], dim=-1)))
+            return self.embed(torch.cat([mean, highest], dim=-1))
 
         weights = self.neighbor_position.parameters()
         g = in_blocks(encode, num_points, block_size, parameters=weights, recompute=recompute)
@@ -150,7 +149,9 @@ class PointEncoder(nn.Module):
         features = in_blocks(
             embed, num_points, block_size, rows=[g], parameters=weights, recompute=recompute
         )
-        steps = [(layer, g, geometry.index, geometry.missing) for layer in self.layers]
+        steps: list[tuple[Any, ...]] = [
+            (layer, g, geometry.index, geometry.missing) for layer in self.layers
+        ]
         if columns is not None:
             spacing = geometry.spacing[: len(columns.index)]
             described = describe_profiles(columns, spacing).to(self.dtype)
@@ -163,10 +164,7 @@ class PointEncoder(nn.Module):
         for (layer, positions, index, missing), number in zip(
             steps, left or [num_points] * len(steps), strict=True
         ):
-            block_layer = cast(AttentionBlock, layer)
-            features = self.attend(
-                block_layer, features, positions, index, missing, number, recompute
-            )
+            features = self.attend(layer, features, positions, index, missing, number, recompute)
         return features, g
 
     def attend(
@@ -241,7 +239,7 @@ class PointEncoder(nn.Module):
 
     def spacing_power(self, points: DescribedPoints) -> Tensor:
         """Exponent (N,) of the spacing around each input point, see `spacing_by_power`."""
-        return cast(Tensor, self.density(self.density_norm(points.features)))[:, 0]
+        return self.density(self.density_norm(points.features))[:, 0]
 
     def quota_logits(self, points: DescribedPoints, geometry: LocalGeometry) -> Tensor:
         """Logarithm (N,) of the quota of each input point, the share of its cloud's output that

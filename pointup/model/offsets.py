@@ -149,5 +149,4 @@ def mean_offset(weights: Tensor, relative: Tensor, from_parent: Tensor, normal: 
     normals `normal` (n, K, 3) of the planes, of either sign; result (n, R, 3). Differentiable in
     all but `relative`.
     """
-    offset: Tensor = _MeanOffset.apply(weights, relative, from_parent, normal)
-    return offset
+    return _MeanOffset.apply(weights, relative, from_parent, normal)

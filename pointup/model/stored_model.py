@@ -147,7 +147,6 @@ class StoredModel:
                 )
         elif name in SHIPPED:
             name = str(WEIGHTS / name)
-        kwargs.pop("strict", None)  # Always strict.
         download = {k: kwargs[k] for k in DOWNLOAD_ARGUMENTS if k in kwargs}
         stored = read_config(name, **download)
         if "format" not in stored and (Path(name) / "model" / "config.json").is_file():

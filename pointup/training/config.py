@@ -307,8 +307,7 @@ def quick_config(config: TrainConfig) -> TrainConfig:
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
     """The config as JSON values, nested like the dataclasses."""
-    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    return values
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -49,7 +49,7 @@ def move_to_free_places(
     margin = 3.0 * float(scale.max())
     measured_low, measured_high = measured.bounds_in_file()
     taken: dict[int, np.ndarray] = {}
-    needed_until: dict[int, int] = {}
+    needed_until: list[int] = []
     num_left = 0
     for number, (output, block) in enumerate(blocks):
         around = touching(low, high, number, margin)
@@ -71,10 +71,8 @@ def move_to_free_places(
             _move(output, block, moved, places[moved] * scale + offset)
         num_left += int(is_left.sum()) + (0 if may_move else len(moved))
         taken[number] = places if may_move else np.rint(steps)
-        needed_until[number] = int(around.max(initial=0))
-        for other in [other for other, until in needed_until.items() if until <= number]:
-            taken.pop(other, None)
-            needed_until.pop(other)
+        needed_until.append(int(around.max(initial=0)))
+        taken = {other: there for other, there in taken.items() if needed_until[other] > number}
     return num_left
 
 
@@ -83,12 +81,10 @@ def _move(output: PassOutput, block: int, moved: np.ndarray, there: np.ndarray) 
     and their distances to the nearest measured point."""
     measured = output.measured or output.store
     points = measured.frame.from_file(there)
-    with output.files.load(block, "points") as saved:
-        arrays = dict(saved)
+    arrays = output.files.load(block, "points")
     own = points if output.measured is None else output.store.frame.from_file(points)
     arrays["position"][moved] = own
-    nearest = Region.around(measured, points).neighbors(points, 1)[0][:, 0]
-    arrays["distance"][moved] = nearest
+    arrays["distance"][moved] = Region.around(measured, points).neighbors(points, 1)[0][:, 0]
     output.files.save(block, "points", **arrays)
 
 

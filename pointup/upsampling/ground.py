@@ -80,10 +80,7 @@ class Ground:
         in which enough returns came from the ground for a plane, or those of the coarsest raster
         where there are none. It is -inf without returns.
         """
-        floor = np.empty(len(points))
-        for rows, rectangle in self._rectangles(points):
-            floor[rows] = rectangle.floor(points[rows])
-        return floor
+        return self._found(_Rectangle.floor, points, float)
 
     def lifted(self, points: np.ndarray) -> np.ndarray:
         """Points (Q, 3), those a little below triangles between ground returns lifted onto these.
@@ -92,10 +89,7 @@ class Ground:
         triangles between these. A point farther below, or near a return that is, stays where it is:
         it may be right, and the returns those of plants.
         """
-        points = points.copy()
-        for rows, rectangle in self._rectangles(points):
-            points[rows, 2] = rectangle.lifted(points[rows])
-        return points
+        return np.column_stack([points[:, :2], self._found(_Rectangle.lifted, points, float)])
 
     def are_returns(self, points: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) with these `numbers` (Q,) in the store are ground returns."""
@@ -106,10 +100,7 @@ class Ground:
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) are lower than all returns in the 3 x 3 cells around them."""
-        is_below = np.empty(len(points), dtype=bool)
-        for rows, rectangle in self._rectangles(points):
-            is_below[rows] = rectangle.is_below_returns(points[rows])
-        return is_below
+        return self._found(_Rectangle.is_below_returns, points, bool)
 
     def is_on_surface(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Whether points (Q, 3) are on the ground, and whether it is known there from class 2."""
@@ -117,6 +108,15 @@ class Ground:
         for rows, rectangle in self._rectangles(points):
             is_on[rows], known[rows] = rectangle.is_on_surface(points[rows])
         return is_on, known
+
+    def _found(
+        self, find: Callable[[_Rectangle, np.ndarray], np.ndarray], points: np.ndarray, dtype: type
+    ) -> np.ndarray:
+        """What a method of the rectangles finds for each of the points (Q, 3)."""
+        found: np.ndarray = np.empty(len(points), dtype)
+        for rows, rectangle in self._rectangles(points):
+            found[rows] = find(rectangle, points[rows])
+        return found
 
     def _rectangles(self, points: np.ndarray) -> Iterator[tuple[np.ndarray, _Rectangle]]:
         """Rectangles that contain points (Q, 3), each with the rows of its points."""
@@ -359,8 +359,7 @@ def is_of_ground(rows: np.ndarray) -> np.ndarray:
     name = class_attribute(rows["attributes"].dtype)
     if name is None:
         return np.zeros(len(rows), dtype=bool)
-    is_ground: np.ndarray = rows["attributes"][name] == GROUND_CLASS
-    return is_ground
+    return rows["attributes"][name] == GROUND_CLASS
 
 
 # The lowest return of a cell comes from the ground if it is within this many sides of the next
@@ -553,8 +552,7 @@ class Raster:
             (np.floor(values / self.side).astype(np.int64) - first).clip(0, number - 1)
             for values, first, number in zip(points.T, self._first, self._shape, strict=False)
         )
-        cells: np.ndarray = x * self._shape[1] + y
-        return cells
+        return x * self._shape[1] + y
 
     def lowest(self, height: np.ndarray, cell: np.ndarray, robust: bool = False) -> np.ndarray:
         """Index (C,) of the lowest point of each cell, -1 for an empty one.
@@ -627,8 +625,7 @@ class Raster:
         offset, x, y = planes[cell].T
         centre = (np.stack(np.divmod(cell, self._shape[1]), axis=1) + self._first + 0.5) * self.side
         at = points[:, :2] - centre
-        height: np.ndarray = offset + x * at[:, 0] + y * at[:, 1]
-        return height
+        return offset + x * at[:, 0] + y * at[:, 1]
 
 
 # Places that no pulse from above reaches: below a roof, or inside an embankment.

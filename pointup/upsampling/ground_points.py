@@ -80,10 +80,8 @@ class GroundReturns:
         samples = np.concatenate([store.read_block(block) for block in self.samples])
         self.by_class = bool(is_of_ground(samples).any())
         attributes = samples["attributes"]
-        has_several = False
-        if NUMBER_OF_RETURNS in (attributes.dtype.names or ()):
-            has_several = bool((attributes[NUMBER_OF_RETURNS] > 1).any())
-        self._has_several = has_several
+        is_known = NUMBER_OF_RETURNS in (attributes.dtype.names or ())
+        self._has_several = is_known and bool((attributes[NUMBER_OF_RETURNS] > 1).any())
         self._ground = Ground(store)
 
     def save(self, block: int) -> None:
@@ -103,9 +101,7 @@ class GroundReturns:
 
     def of_block(self, block: int) -> np.ndarray:
         """Positions (G, 3) of the ground returns of a block."""
-        with self.files.load(block, "returns") as saved:
-            position: np.ndarray = saved["rows"]["position"]
-        return position
+        return self.files.load(block, "returns")["rows"]["position"]
 
     def within(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows (G,) of the ground returns within a rectangle, and their numbers (G,)."""
@@ -113,11 +109,10 @@ class GroundReturns:
         touched = ((store.low[:, :2] <= high) & (store.high[:, :2] >= low)).all(axis=1)
         parts, numbers = [np.empty(0, store.dtype)], [np.empty(0, dtype=np.int64)]
         for block in np.flatnonzero(touched).tolist():
-            with self.files.load(block, "returns") as saved:
-                rows, number = saved["rows"], saved["number"]
-            inside = in_box(rows["position"], low, high)
-            parts.append(rows.compress(inside))
-            numbers.append(number[inside])
+            saved = self.files.load(block, "returns")
+            inside = in_box(saved["rows"]["position"], low, high)
+            parts.append(saved["rows"].compress(inside))
+            numbers.append(saved["number"][inside])
         return joined(parts), np.concatenate(numbers)
 
     def lets_pulses_through(self, above: np.ndarray) -> np.ndarray:
@@ -385,5 +380,4 @@ def _places(xy: np.ndarray, reach: float, side: float, seed: int) -> np.ndarray:
     axes = [shuffled(seed, number, np.full(len(cell), axis)).view(np.uint64) for axis in (0, 1)]
     # In the middle half of the cell, so that places are apart.
     within = np.stack(axes, axis=1) / 2.0**64
-    places: np.ndarray = (cell + 0.25 + 0.5 * within) * side
-    return places
+    return (cell + 0.25 + 0.5 * within) * side

@@ -143,39 +143,34 @@ class NewPoints:
         """Statistics of the new points that are written: to the files with the numbers `written`,
         and within `bounds`. Call it before `of_file`, which deletes block files.
         """
-        num_new, num_below, num_ground, num_beyond, num_class_2 = 0, 0, 0, 0, 0
-        farthest_ground = 0.0
-        distances = _Distances()
-        uncertain = UncertaintyByClass()
+        num_below = num_beyond = num_class_2 = 0
+        of_ground, of_others, uncertain = _Distances(), _Distances(), UncertaintyByClass()
         for output in self._passes:
             for block in range(output.store.num_blocks):
-                distance, is_below = output.distances(block), output.are_below(block)
                 is_written = self._are_of_files(output, block, written)
                 if bounds is not None:
                     is_written &= bounds.inside(output.positions(block))
-                num_new += int(is_written.sum())
-                num_below += int(is_below[is_written].sum())
+                num_below += int(output.are_below(block)[is_written].sum())
+                distance = output.distances(block)[is_written]
                 if output is self._ground:
-                    num_ground += int(is_written.sum())
-                    farthest = float(distance[is_written].max(initial=0.0))
-                    farthest_ground = max(farthest_ground, farthest)
+                    of_ground.add(distance)
                 else:
-                    distances.add(distance[is_written])
+                    of_others.add(distance)
                     num_beyond += int(output.are_beyond(block)[is_written].sum())
                 classes = output.classes(block)[is_written]
                 num_class_2 += int((classes == GROUND_CLASS).sum())
                 if self.has_uncertainty:
                     uncertain.add(output.uncertainties(block)[is_written], classes)
         return Summary(
-            num_new,
-            distances.farthest,
-            num_below,
-            num_ground,
-            farthest_ground,
-            distances.within(0.999),
-            num_beyond,
-            num_class_2,
-            uncertain.found(),
+            num_new=of_ground.number() + of_others.number(),
+            farthest=of_others.farthest,
+            num_below=num_below,
+            num_ground=of_ground.number(),
+            farthest_ground=of_ground.farthest,
+            within=of_others.within(0.999),
+            num_beyond=num_beyond,
+            num_class_2=num_class_2,
+            uncertainty=uncertain.found(),
         )
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:

@@ -167,8 +167,8 @@ def test_candidates_are_all_points_of_the_first_and_the_second_pass(
     found, distances = [], []
     for block in range(len(first)):
         first.candidates_from_second_pass(block)
-        with first._files.load(block, "candidates") as saved:
-            candidates = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
+        saved = first._files.load(block, "candidates")
+        candidates = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
         parents = store.read_block(block)["position"][candidates.parent]
         found.append(parents + candidates.offset)
         distances.append(candidates.distance)

@@ -64,8 +64,7 @@ def test_blocks_are_relaxed_like_the_whole_cloud(make_store, originals, monkeypa
         for blocks in groups:
             upsampling.thin(blocks)
     picked = [
-        upsampling._files.load(block, "picked").enter_result["position"]
-        for block in range(len(upsampling))
+        upsampling._files.load(block, "picked")["position"] for block in range(len(upsampling))
     ]
     for block in range(len(upsampling)):
         upsampling.relax_block(block)

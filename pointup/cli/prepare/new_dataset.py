@@ -240,8 +240,7 @@ class Making:
         if self.seed is not None:
             info["seed"] = self.seed
         # Tuples become lists, and paths text that is valid in any working directory.
-        described: dict[str, Any] = json.loads(json.dumps(info, default=_text))
-        return described
+        return json.loads(json.dumps(info, default=_text))
 
     def publish(self) -> int:
         """Move the dataset to the output directory, and print the summary and what was left out.

@@ -182,8 +182,7 @@ def _reach(region: Region, core: np.ndarray, config: ModelConfig) -> np.ndarray:
     near = gather_neighborhood(region, core, np.empty(0, dtype=np.int64), config)
     pos, index, squared = map(torch.from_numpy, (near.pos, near.index, near.squared))
     geometry = local_geometry(pos, torch.tensor([0, len(pos)]), squared, index)
-    reach: np.ndarray = (config.reach * geometry.local_spacing[: len(core), 0]).numpy()
-    return reach
+    return (config.reach * geometry.local_spacing[: len(core), 0]).numpy()
 
 
 @contextmanager
@@ -368,8 +367,7 @@ class _Neighborhoods:
         places = np.flatnonzero(is_missing[:-1])
         # The order in the region depends on tiles. A product of matrices depends on the order of
         # rows, by the last digit.
-        in_order: np.ndarray = places[np.argsort(self.region.numbers(places))]
-        return in_order
+        return places[np.argsort(self.region.numbers(places))]
 
     def find_columns(self) -> np.ndarray:
         """The columns of those points that are there so far and whose columns are not."""
@@ -476,9 +474,7 @@ class Reach:
 
     def of_block(self, block: int) -> np.ndarray:
         """The reach (N,) float32 of the points of a block."""
-        with self._files.load(block, "reach") as saved:
-            reach: np.ndarray = saved["reach"]
-        return reach
+        return self._files.load(block, "reach")["reach"]
 
     def slack(self, rows: np.ndarray, distance: np.ndarray) -> np.ndarray:
         """Reach minus distance (Q,) of points to their nearest measured points; negative: too far.

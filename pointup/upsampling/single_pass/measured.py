@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
@@ -39,7 +40,7 @@ class Measured:
         self._reach_in_spacings = reach
         self._options = options
         self.unit = self._store.frame.unit
-        self.max_distance = None
+        self.max_distance = math.inf
         if options.max_distance is not None:
             rounding = self._store.rounding
             self.max_distance = options.max_distance / self.unit - rounding
@@ -55,12 +56,11 @@ class Measured:
 
         `region` is of `store`; `distance` (Q,) is that to the nearest point of `store`.
         """
-        if self.max_distance is None:
+        if self.max_distance == math.inf:
             return np.zeros(len(points), dtype=bool)
         if self._is_other:
             distance = self._nearest(region, points, 1)[1][:, 0]
-        is_far: np.ndarray = distance > self.max_distance
-        return is_far
+        return distance > self.max_distance
 
     def is_empty(self, points: np.ndarray, distance: np.ndarray, spacing: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) lie where nothing is: below the ground, below a closed surface such
@@ -97,9 +97,7 @@ class Measured:
             numbers = around.numbers(nearest[moved, 0])
             slack[moved] = self.reach.slack(numbers, gaps[moved, 0])
 
-        rejected = slack < 0
-        if self.max_distance is not None:
-            rejected |= gaps[:, 0] > self.max_distance
+        rejected = (slack < 0) | (gaps[:, 0] > self.max_distance)
         if ground:
             local_spacing = (slack + gaps[:, 0]) / self._reach_in_spacings
             there = points + self._shift
@@ -107,9 +105,8 @@ class Measured:
         if rejected.any():
             there = instead[rejected]
             move(np.flatnonzero(rejected), self._lifted(there) if ground else there)
-        too_far = slack < -ROUNDING * gaps[:, 0]
-        if self.max_distance is not None:
-            too_far |= gaps[:, 0] > self.max_distance  # Lifting may have moved them away.
+        # Lifting may have moved them away.
+        too_far = (slack < -ROUNDING * gaps[:, 0]) | (gaps[:, 0] > self.max_distance)
         if too_far.any():
             # Where a denser place begins, a point of a later pass may be too far from its points.
             there = around.rows["position"][nearest[too_far, 0]] - self._shift

@@ -45,16 +45,15 @@ class PassOutput:
 
         `PARENT` is the row of the parent point in the measured store.
         """
-        with self.files.load(block, "points") as saved:
-            rows = saved["attributes"]
-            attributes = {name: rows[name] for name in rows.dtype.names or ()}
-            attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
-            unit = np.float32(self._measured.frame.unit)
-            attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"] * unit}
-            if has_uncertainty:
-                attributes[UNCERTAINTY] = saved["uncertainty"] * unit
-            positions = self._in_file(saved["position"])
-        return PointCloud(positions, attributes)
+        saved = self.files.load(block, "points")
+        rows = saved["attributes"]
+        attributes = {name: rows[name] for name in rows.dtype.names or ()}
+        attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
+        unit = np.float32(self._measured.frame.unit)
+        attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"] * unit}
+        if has_uncertainty:
+            attributes[UNCERTAINTY] = saved["uncertainty"] * unit
+        return PointCloud(self._in_file(saved["position"]), attributes)
 
     def delete(self, block: int) -> None:
         """Delete the files of a block that are no longer needed."""
@@ -84,10 +83,7 @@ class PassOutput:
 
     def are_beyond(self, block: int) -> np.ndarray:
         """(M,) bool, whether new points are farther from measured ones than the model's `reach`."""
-        beyond: np.ndarray = self.values(block, "slack") < -ROUNDING * self.values(
-            block, "distance"
-        )
-        return beyond
+        return self.values(block, "slack") < -ROUNDING * self.values(block, "distance")
 
     def classes(self, block: int) -> np.ndarray:
         """(M,) classes of the new points of a block; zeros without."""
@@ -148,18 +144,16 @@ class PassOutput:
 
     def values(self, block: int, name: str) -> np.ndarray:
         """What a pass saved of the new points of a block, by its name."""
-        with self.files.load(block, "points") as saved:
-            values: np.ndarray = saved[name]
-        return values
+        return self.files.load(block, "points")[name]
 
     def _with_originals(
         self, block: int, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Positions (M, 3), their parents' rows (M,) in the block, the target count (N,) of each
         row of the block, and `SLACK` and `UNCERTAINTY` (M,) float32 of each position."""
-        with self.files.load(block, "points") as saved:
-            position, row, slack = saved["position"], saved["row"], saved["slack"].clip(min=0)
-            target_count, uncertainty = saved["target_count"], saved["uncertainty"]
+        saved = self.files.load(block, "points")
+        position, row, slack = saved["position"], saved["row"], saved["slack"].clip(min=0)
+        target_count, uncertainty = saved["target_count"], saved["uncertainty"]
         if self.originals:
             number = np.bincount(row, minlength=len(rows)).clip(min=1)
             of_new = _SHARE_OF_NEW * np.bincount(row, uncertainty, len(rows)) / number

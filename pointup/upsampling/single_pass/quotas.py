@@ -29,9 +29,9 @@ def by_ratio(files: BlockFiles, num_blocks: int, originals: bool) -> list[np.nda
     """Target count of each cell of each block, the sum over its points of their own ratios."""
     weights, places = [], []
     for block in range(num_blocks):
-        with files.load(block, "candidates") as saved:
-            weights.append(np.bincount(saved["cell"], saved["ratio"] - originals))
-            places.append(_num_candidates(saved, originals)[0])
+        saved = files.load(block, "candidates")
+        weights.append(np.bincount(saved["cell"], saved["ratio"] - originals))
+        places.append(_num_candidates(saved, originals)[0])
     counts = np.minimum(np.concatenate(weights), np.concatenate(places))
     return _rounded(counts, weights)
 
@@ -68,8 +68,7 @@ def by_quota(
     def mean_of(values: Callable[[Any], np.ndarray]) -> float:
         total = 0.0
         for block in range(num_blocks):
-            with files.load(block, "candidates") as saved:
-                total += float(values(saved).sum())
+            total += float(values(files.load(block, "candidates")).sum())
         return total / num_points
 
     def log_quota(saved: Any) -> np.ndarray:
@@ -89,12 +88,12 @@ def by_quota(
     mean = mean_of(shares)
     weights, num_candidates = [], []
     for block in range(num_blocks):
-        with files.load(block, "candidates") as saved:
-            target_count = saved["ratio"] * shares(saved) / mean
-            if originals:
-                target_count = (target_count - 1).clip(min=0.0)
-            weights.append(np.bincount(saved["cell"], target_count))
-            num_candidates.append(np.stack(_num_candidates(saved, originals), axis=1))
+        saved = files.load(block, "candidates")
+        target_count = saved["ratio"] * shares(saved) / mean
+        if originals:
+            target_count = (target_count - 1).clip(min=0.0)
+        weights.append(np.bincount(saved["cell"], target_count))
+        num_candidates.append(np.stack(_num_candidates(saved, originals), axis=1))
     places, children = np.concatenate(num_candidates).T
     # Copies of parents are output only if there are too few distinct positions.
     num_places = places if places.sum() >= num_new else children
@@ -285,6 +284,5 @@ class UnreachedArea:
         """The share, 0 to 1."""
         total = np.zeros(2)
         for block in range(self._num_blocks):
-            with self._files.load(block, "areas") as saved:
-                total += saved["areas"]
+            total += self._files.load(block, "areas")["areas"]
         return float(total[0] / total[1]) if total[1] else 0.0

@@ -355,8 +355,7 @@ def _widest_gap(around: np.ndarray) -> np.ndarray:
     outside of their convex hull."""
     angle = np.sort(np.arctan2(around[..., 1], around[..., 0]), axis=1)
     gap = np.diff(angle, axis=1, append=angle[:, :1] + 2 * np.pi)
-    widest: np.ndarray = gap.max(axis=1)
-    return widest
+    return gap.max(axis=1)
 
 
 def _to_hull(around: np.ndarray) -> np.ndarray:
@@ -368,8 +367,7 @@ def _to_hull(around: np.ndarray) -> np.ndarray:
     share = -np.einsum("qei,qei->qe", start, along) / np.maximum(length, np.finfo(float).tiny)
     there = start + share.clip(0.0, 1.0)[..., None] * along
     nearest = np.einsum("qei,qei->qe", there, there).argmin(axis=1)
-    step: np.ndarray = there[np.arange(len(there)), nearest]
-    return step
+    return there[np.arange(len(there)), nearest]
 
 
 # Numbers of measured points around a new one, and of new points around a measured one and a tip.

@@ -310,18 +310,16 @@ class OversampledCandidates:
         spacing, reach, quota: (N,) values of the rows, see `Candidates`.
         """
         start, stop = self._ptr[block], self._ptr[block + 1]
-        with self._first.files.load(block, "points") as saved:
-            rows, points, distances = [saved["row"]], [saved["position"]], [saved["distance"]]
-            uncertainties = [saved["uncertainty"]]
+        saved = self._first.files.load(block, "points")
+        rows, points, distances = [saved["row"]], [saved["position"]], [saved["distance"]]
+        uncertainties = [saved["uncertainty"]]
         for number in self._sources[block]:
-            with self._second.files.load(number, "points") as saved:
-                names = ("parent", "position", "distance", "uncertainty")
-                parent, position, distance, uncertainty = (saved[name] for name in names)
-            in_block = (parent >= start) & (parent < stop)
-            rows.append(parent[in_block] - start)
-            points.append(self._second.store.frame.to_file(position[in_block]))
-            distances.append(distance[in_block])
-            uncertainties.append(uncertainty[in_block])
+            saved = self._second.files.load(number, "points")
+            in_block = (saved["parent"] >= start) & (saved["parent"] < stop)
+            rows.append(saved["parent"][in_block] - start)
+            points.append(self._second.store.frame.to_file(saved["position"][in_block]))
+            distances.append(saved["distance"][in_block])
+            uncertainties.append(saved["uncertainty"][in_block])
         row = np.concatenate(rows)
         order = np.argsort(row, kind="stable")
         row = row[order]

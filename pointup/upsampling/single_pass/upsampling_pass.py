@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -173,11 +173,10 @@ class UpsamplingPass:
     def candidates_from_second_pass(self, block: int) -> None:
         """Replace the candidates of a block by the points of this pass and the second pass."""
         assert self._second_pass is not None
-        with self._files.load(block, "candidates") as saved:
-            of_rows = [saved[name] for name in ("spacing", "reach", "quota")]
-            ratio, target_count = saved["ratio"], saved["target_count"]
+        saved = self._files.load(block, "candidates")
+        of_rows = saved["spacing"], saved["reach"], saved["quota"]
         found = self._second_pass.candidates(block, *of_rows)
-        self._save_candidates(block, found, ratio, target_count)
+        self._save_candidates(block, found, saved["ratio"], saved["target_count"])
 
     def colors(self, num_workers: int = 1) -> list[list[list[int]]]:
         """Groups of blocks to thin, one list of groups after another: blocks of a list don't touch.
@@ -186,9 +185,9 @@ class UpsamplingPass:
         """
         bounds, spacing = [], []
         for block in range(len(self)):
-            with self._files.load(block, "candidates") as saved:
-                bounds.append(saved["bounds"])
-                spacing.append(np.median(saved["spacing"]))
+            saved = self._files.load(block, "candidates")
+            bounds.append(saved["bounds"])
+            spacing.append(np.median(saved["spacing"]))
         self._low, self._high = np.array(bounds).transpose(1, 0, 2)
         self._spacing = np.array(spacing)
         self._quotas = self._target_counts.of_cells(self._files)
@@ -216,10 +215,9 @@ class UpsamplingPass:
     def _to_thin(self, block: int) -> tuple[dict[str, np.ndarray], tuple[Any, ...]]:
         """What is saved of the candidates of a block if they are picked, with the target count of
         its points, and the block for `select_evenly`."""
-        with self._files.load(block, "candidates") as saved:
-            found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
-            cell, radius = saved["cell"], float(saved["radius"])
-            target_count = saved["target_count"]
+        saved = self._files.load(block, "candidates")
+        found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
+        radius = float(saved["radius"])
         if self.oversampling == 1:
             self._files.delete(block, "candidates")
         region = Region(self.store, block, block + 1)
@@ -234,21 +232,19 @@ class UpsamplingPass:
                 distance *= _NEAR_MEASURED
         for other in touching(self._low, self._high, block):
             if self._colors[other] < self._colors[block]:
-                with self._files.load(other, "picked") as saved:
-                    kept = saved["position"]
+                kept = self._files.load(other, "picked")["position"]
                 if len(kept) and len(points):
                     reach = radius * scale.max()
                     low, high = box_of(kept)
                     near = np.flatnonzero(in_box(points, low - reach, high + reach))
                     gap = host_tree(kept).query(points[near], distance_upper_bound=reach)[0]
                     distance[near] = np.minimum(distance[near], gap / scale[near])
-        start = int(self.store.block_ptr[block])
-        priority = shuffled(self.options.seed, start + parent, found.slot)
+        number = int(self.store.block_ptr[block]) + parent
+        priority = shuffled(self.options.seed, number, found.slot)
         distance[self._measured.is_far(region, points, found.distance)] = -1.0
         if self.options.max_uncertainty is not None:
             most = self.options.max_uncertainty / self._measured.unit
             distance[found.uncertainty > most] = -1.0
-        number = start + parent
         if self.measured is not None:
             number = region.rows["attributes"][PARENT][core[parent]]
         of_candidates = {
@@ -256,9 +252,9 @@ class UpsamplingPass:
             "row": parent,
             "uncertainty": found.uncertainty,
             "parent": number,
-            "target_count": target_count,
+            "target_count": saved["target_count"],
         }
-        numbers = cell[parent], self._quotas[block], priority
+        numbers = saved["cell"][parent], self._quotas[block], priority
         return of_candidates, (points, scale, distance, *numbers, radius)
 
     @property
@@ -272,10 +268,10 @@ class UpsamplingPass:
         """Relax the selected points of several blocks on the device, for `relax_block`."""
         parts = {}
         for block in blocks:
-            with self._files.load(block, "picked") as saved:
-                free, fixed, _ = self._around(block, saved["position"])
+            selected = self._files.load(block, "picked")["position"]
+            free, fixed, _ = self._around(block, selected)
             if len(free) + len(fixed) > NUM_ON_SHEET:
-                parts[block] = free, fixed, len(saved["position"])
+                parts[block] = free, fixed, len(selected)
         num_points = sum(len(free) + len(fixed) for free, fixed, _ in parts.values())
         if parts:
             with use_of(self.device, self._device_lock, num_points):
@@ -286,16 +282,14 @@ class UpsamplingPass:
     def relax_block(self, block: int) -> None:
         """Relax the selected points of a block, unless its group was, and compute what
         `Measured.settle` returns of those that `Measured.is_kept` keeps."""
-        with self._files.load(block, "picked") as saved:
-            picked = saved
+        picked = self._files.load(block, "picked")
         region = Region(self.store, block, block + 1, make_tree=self._make_tree)
         selected = picked["position"]
         is_relaxed = not self._second_pass and self._files.exists(block, "relaxed")
         if not is_relaxed or self._has_sheets:
             free, fixed, sources = self._around(block, selected)
         if is_relaxed:
-            with self._files.load(block, "relaxed") as saved:
-                points = saved["position"]
+            points = self._files.load(block, "relaxed")["position"]
             self._files.delete(block, "relaxed")
         elif self._second_pass:
             # They are relaxed already, and only moved onto the surface through all candidates.
@@ -337,12 +331,10 @@ class UpsamplingPass:
         for other in [block, *touching(self._low, self._high, block, margin).tolist()]:
             rows = self.store.read_block(other)["position"]
             if self._second_pass:
-                with self._files.load(other, "candidates") as saved:
-                    parent = np.repeat(np.arange(len(rows)), saved["num_slots"])
-                    free.add(rows[parent] + saved["offset"])
+                saved = self._files.load(other, "candidates")
+                free.add(rows.repeat(saved["num_slots"], axis=0) + saved["offset"])
             elif other != block:
-                with self._files.load(other, "picked") as saved:
-                    free.add(saved["position"])
+                free.add(self._files.load(other, "picked")["position"])
             sources.add(rows)
         around, measured = free.nearest(), sources.nearest()
         if not self._second_pass:
@@ -408,7 +400,6 @@ class Surroundings:
         self._most = MOST_AROUND * max(len(points), BLOCK_SIZE)
         self._parts = [np.empty((0, 3))]
         self._number = 0
-        self._tree: cKDTree | None = None
 
     def add(self, points: np.ndarray) -> None:
         """Take those of points (N, 3) that lie in the box."""
@@ -419,13 +410,15 @@ class Surroundings:
             self._parts = [self.nearest()]
             self._number = self._most
 
+    @cached_property
+    def _tree(self) -> cKDTree:
+        return cKDTree(self._points)
+
     def nearest(self) -> np.ndarray:
         """All points taken (N, 3), or, of more than `most`, those nearest to the points inside."""
         points = np.concatenate(self._parts)
         if len(points) <= self._most or not len(self._points):
             return points[: self._most]
-        if self._tree is None:
-            self._tree = cKDTree(self._points)
         distance = np.asarray(self._tree.query(points)[0])
         return points[np.sort(np.argpartition(distance, self._most)[: self._most])]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,11 +87,11 @@ class BlockFiles:
         with scratch_errors(path), path.open("wb") as file:
             pickle.dump(arrays, file, protocol=5)
 
-    def load(self, block: int, what: str) -> nullcontext[dict[str, np.ndarray]]:
-        """The arrays of a block by name, for a `with` statement."""
+    def load(self, block: int, what: str) -> dict[str, np.ndarray]:
+        """The arrays of a block by name."""
         path = self._path(block, what)
         with os_errors(path, "read"), path.open("rb") as file:
-            return nullcontext(pickle.load(file))
+            return pickle.load(file)
 
     def exists(self, block: int, what: str) -> bool:
         return self._path(block, what).exists()

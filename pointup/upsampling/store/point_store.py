@@ -135,7 +135,7 @@ def build_store(
 
     As `build_survey_store`, but every point gets a row: coincident points keep their order.
     """
-    return _build([chunks], directory, block_size, None, order_points, upright=True)
+    return build_survey_store([chunks], directory, block_size, unique=False)
 
 
 def build_survey_store(
@@ -144,28 +144,19 @@ def build_survey_store(
     block_size: int = BLOCK_SIZE,
     takes_part: Callable[[PointCloud], np.ndarray] | None = None,
     upright: bool = True,
+    unique: bool = True,
 ) -> Store:
     """Build the store of a survey, given file by file in chunks with the same attributes.
 
     The directory exists and is empty. Blocks have at most `block_size` points. Points are sorted by
-    key and position. Points in the same place, in one file or in several, get one row. Only points
-    that `takes_part` selects, (n,) bool for a chunk, are stored; None selects all. Positions are in
-    the axes and the unit of the files, or, if not `upright`, in the cloud's own (`own_frame`).
+    key and position. Points in the same place, in one file or in several, get one row if `unique`.
+    Only points that `takes_part` selects, (n,) bool for a chunk, are stored; None selects all.
+    Positions are in the axes and the unit of the files, or, if not `upright`, in the cloud's own
+    (`own_frame`).
 
     Raises DataError for fewer than two distinct points, and OSError if the directory can't be
     written.
     """
-    return _build(files, directory, block_size, takes_part, order_places, upright)
-
-
-def _build(
-    files: Iterable[Iterable[PointCloud]],
-    directory: Path,
-    block_size: int,
-    takes_part: Callable[[PointCloud], np.ndarray] | None,
-    ordered: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-    upright: bool,
-) -> Store:
     with scratch_errors(directory):
         low, extent, dtype, num_read, num_taken = spool_points(
             files, directory / "spool", takes_part
@@ -200,6 +191,7 @@ def _build(
             _deal_out(rows(), part_keys, part_ptr[:-1].copy(), stream)
             (directory / "spool").unlink()
             repeated = directory / "repeated"
+            ordered = order_places if unique else order_points
             blocks = _sort_parts(stream, repeated, dtype, part_ptr, block_size, ordered)
         blocks |= {"origin": frame.origin, "axes": frame.axes, "unit": np.array(frame.unit)}
         blocks |= {"num_read": num_read, "num_taken": num_taken}

@@ -58,11 +58,6 @@ class Region:
         """Step of the grid that positions are rounded to."""
         return self._store.resolution
 
-    @property
-    def num_points(self) -> int:
-        """Number of points of the whole cloud."""
-        return len(self._store)
-
     def places(self, block: int) -> np.ndarray:
         """Places in `rows` of the points of a loaded block."""
         size = self._store.block_ptr[block + 1] - self._store.block_ptr[block]
