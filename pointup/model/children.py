@@ -135,7 +135,11 @@ class ChildDecoder(PointEncoder):
             )
             slot_position = self.neighbor_position(described_in(x_parent_NC.dtype, described))
             x_position_NRC = F.linear(slot_position, tables.position)
-            x_NRC = self.features_of_slots(x_parent_NC, x_neighbor_NRC, x_position_NRC, start)
+            if start.is_beyond is not None:
+                x_neighbor_NRC = x_neighbor_NRC + start.is_beyond * self.extrapolated
+            if start.is_below is not None:
+                x_neighbor_NRC = x_neighbor_NRC + start.is_below * self.descended
+            x_NRC = x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
             x_NRC = self.shuffle(x_NRC, kv_shuffle, local.missing, g)
             arch = arches(start.direction, own_normal, normal_of_slot)
             if start.is_below is not None:
@@ -163,24 +167,6 @@ class ChildDecoder(PointEncoder):
             parameters=[*self.weights_of_children(), tables.position],
             recompute=recompute and not self.random,
         )
-
-    def features_of_slots(
-        self,
-        x_parent_NC: Tensor,
-        x_neighbor_NRC: Tensor,
-        x_position_NRC: Tensor,
-        start: Anchors,
-    ) -> Tensor:
-        """Features (n, R, C) of slots before the shuffle.
-
-        From the products of the layer `slot` with the features of the parents and of the slots'
-        neighbours, and with their encoded directions.
-        """
-        if start.is_beyond is not None:
-            x_neighbor_NRC = x_neighbor_NRC + start.is_beyond * self.extrapolated
-        if start.is_below is not None:
-            x_neighbor_NRC = x_neighbor_NRC + start.is_below * self.descended
-        return x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
 
     def refined_offsets(
         self,

@@ -343,32 +343,23 @@ def calibrate(model: nn.Module, layers: Iterable[tuple[nn.Linear, float]]) -> No
     in the order in which the model calls the layers (Mishkin and Matas 2016, "All you need is a
     good init"; centred per channel as by Kingma and Dhariwal 2018, "Glow").
     """
-    handles = [layer.register_forward_hook(_Standardize(std)) for layer, std in layers]
+
+    def standardize(layer: Any, inputs: Any, output: Tensor) -> Tensor:
+        std, handle = hooks.pop(layer)
+        handle.remove()  # The first output of the layer decides.
+        values = output.flatten(0, -2)
+        scale = std / values.std(0).clamp(min=1e-6)
+        layer.weight.mul_(scale.unsqueeze(1))
+        layer.bias.copy_((layer.bias - values.mean(0)) * scale)
+        return (output - values.mean(0)) * scale
+
+    hooks = {layer: (std, layer.register_forward_hook(standardize)) for layer, std in layers}
     pos, ptr = reference_clouds()
     training = model.training
     model.eval()(pos, ptr, 2.0)
     model.train(training)
-    for handle in handles:
+    for _, handle in hooks.values():
         handle.remove()
-
-
-class _Standardize:
-    """Forward hook that standardizes a layer by its first output, and ignores later ones."""
-
-    def __init__(self, std: float) -> None:
-        self.std, self.done = std, False
-
-    @torch.no_grad()
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
-        if self.done:
-            return None
-        assert isinstance(layer, nn.Linear)
-        self.done = True
-        values = output.flatten(0, -2)
-        scale = self.std / values.std(0).clamp(min=1e-6)
-        layer.weight.mul_(scale.unsqueeze(1))
-        layer.bias.copy_((layer.bias - values.mean(0)) * scale)
-        return (output - values.mean(0)) * scale
 
 
 def reference_clouds() -> tuple[Tensor, Tensor]:

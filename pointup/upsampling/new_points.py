@@ -150,7 +150,7 @@ class NewPoints:
                 is_written = self._are_of_files(output, block, written)
                 if bounds is not None:
                     is_written &= bounds.inside(output.positions(block))
-                num_below += int(output.are_below(block)[is_written].sum())
+                num_below += int(output.values(block, "is_below")[is_written].sum())
                 distance = output.distances(block)[is_written]
                 if output is self._ground:
                     of_ground.add(distance)
@@ -193,7 +193,7 @@ class NewPoints:
 
     def _are_of_files(self, output: PassOutput, block: int, files: Collection[int]) -> np.ndarray:
         """(M,) bool, whether the parents of the new points of a block are in one of `files`."""
-        parents = output.parents(block)
+        parents = output.values(block, "parent")
         if len(files) == len(self._blocks):
             return np.ones(len(parents), bool)
         is_in_one = np.zeros(len(parents), bool)
@@ -208,6 +208,7 @@ class NewPoints:
         origins = [block]
         if output.measured is not None:
             ends = self._measured.block_ptr
-            origins = np.unique(np.searchsorted(ends, output.parents(block), "right") - 1).tolist()
+            parents = output.values(block, "parent")
+            origins = np.unique(np.searchsorted(ends, parents, "right") - 1).tolist()
         files = [self._measured.files_of(origin) for origin in origins]
         return np.unique(np.concatenate([np.empty(0, np.int64), *files])).tolist()

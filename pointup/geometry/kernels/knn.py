@@ -198,6 +198,7 @@ def knn_search(
     boxes = cloud_boxes(axes, ptr)
     if query is pos:
         points = queries = along_curve(axes, ptr, boxes)
+        home = torch.arange(0, len(pos), BLOCK_Q, device=pos.device)
     else:
         query_axes = query.T.contiguous()
         query_boxes = cloud_boxes(query_axes, query_ptr)
@@ -206,9 +207,6 @@ def knn_search(
         boxes[:, 3:] = torch.maximum(boxes[:, 3:], query_boxes[:, 3:])
         points = along_curve(axes, ptr, boxes)
         queries = along_curve(query_axes, query_ptr, boxes)
-    if query is pos:
-        home = torch.arange(0, len(pos), BLOCK_Q, device=pos.device)
-    else:
         home = torch.searchsorted(points.code, queries.code[::BLOCK_Q].contiguous())
     tiles = tile_boxes(points.axes)
     with torch.cuda.device_of(pos):

@@ -60,10 +60,6 @@ class PassOutput:
         for what in self.saved:
             self.files.delete(block, what)
 
-    def parents(self, block: int) -> np.ndarray:
-        """(M,) int64, `PARENT` of the new points of a block."""
-        return self.values(block, "parent")
-
     def positions(self, block: int) -> np.ndarray:
         """(M, 3) float64, the new points of a block in the coordinates of the file."""
         return self._in_file(self.values(block, "position"))
@@ -75,11 +71,6 @@ class PassOutput:
     def uncertainties(self, block: int) -> np.ndarray:
         """(M,) float64, uncertainties of the new points of a block, in the unit of the file."""
         return self.values(block, "uncertainty").astype(np.float64) * self._measured.frame.unit
-
-    def are_below(self, block: int) -> np.ndarray:
-        """(M,) bool, whether new points lie below all measured points around them; all False
-        without `above_ground`."""
-        return self.values(block, "is_below")
 
     def are_beyond(self, block: int) -> np.ndarray:
         """(M,) bool, whether new points are farther from measured ones than the model's `reach`."""

@@ -311,25 +311,23 @@ class OversampledCandidates:
         """
         start, stop = self._ptr[block], self._ptr[block + 1]
         saved = self._first.files.load(block, "points")
-        rows, points, distances = [saved["row"]], [saved["position"]], [saved["distance"]]
-        uncertainties = [saved["uncertainty"]]
+        parts = [[saved[name] for name in ("row", "position", "distance", "uncertainty")]]
         for number in self._sources[block]:
             saved = self._second.files.load(number, "points")
-            in_block = (saved["parent"] >= start) & (saved["parent"] < stop)
-            rows.append(saved["parent"][in_block] - start)
-            points.append(self._second.store.frame.to_file(saved["position"][in_block]))
-            distances.append(saved["distance"][in_block])
-            uncertainties.append(saved["uncertainty"][in_block])
-        row = np.concatenate(rows)
+            own = (saved["parent"] >= start) & (saved["parent"] < stop)
+            points = self._second.store.frame.to_file(saved["position"][own])
+            of_points = saved["distance"][own], saved["uncertainty"][own]
+            parts.append([saved["parent"][own] - start, points, *of_points])
+        row, points, distance, uncertainty = map(np.concatenate, zip(*parts, strict=True))
         order = np.argsort(row, kind="stable")
         row = row[order]
         of_row = self._first.store.read_block(block)["position"][row]
         return Candidates(
             np.bincount(row, minlength=stop - start),
-            (np.concatenate(points)[order] - of_row).astype(np.float32),
-            np.concatenate(distances)[order],
+            (points[order] - of_row).astype(np.float32),
+            distance[order],
             np.ones(len(row), dtype=np.float32),
-            np.concatenate(uncertainties)[order],
+            uncertainty[order],
             spacing,
             reach,
             quota,

@@ -30,8 +30,8 @@ class BisectionOrder:
         # The side of length 2**exponent contains its extent; its upper end is open.
         exponents = [np.floor(np.log2(side)) + 1 if side > 0 else -np.inf for side in extent]
         steps: list[tuple[int, int]] = []
-        exponent = int(max(exponents)) - 1 if np.isfinite(max(exponents)) else 0
-        while len(steps) < KEY_BITS and np.isfinite(max(exponents)):
+        exponent = int(max(exponents)) - 1 if extent.any() else 0
+        while len(steps) < KEY_BITS and extent.any():
             steps += [(axis, exponent) for axis in range(3) if exponents[axis] > exponent]
             exponent -= 1
         self._steps = steps[:KEY_BITS]

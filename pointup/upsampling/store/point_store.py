@@ -167,7 +167,7 @@ def build_survey_store(
             for start in range(0, num_points, CHUNK_SIZE):
                 yield _read_rows(directory / "spool", dtype, start, start + CHUNK_SIZE)
 
-        frame = Frame.upright(low)
+        frame = Frame(low, np.eye(3), 1.0)
         if not upright:
             frame, extent = own_frame(positions_of_places(spooled))
         resolution = grid_resolution(
@@ -590,13 +590,9 @@ class Frame:
     axes: np.ndarray
     unit: float
 
-    @classmethod
-    def upright(cls, origin: np.ndarray) -> Frame:
-        """The axes and the unit of the file: for surveys, whose third coordinate is a height."""
-        return cls(origin, np.eye(3), 1.0)
-
     @property
     def is_upright(self) -> bool:
+        """Whether it has the axes and the unit of the file, as for surveys."""
         return self.unit == 1.0 and np.array_equal(self.axes, np.eye(3))
 
     def from_file(self, positions: np.ndarray) -> np.ndarray:

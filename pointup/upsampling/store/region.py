@@ -158,7 +158,7 @@ class Region:
         num_seen = min(k + _LOOK_AHEAD, len(self.rows))
         ranks = np.arange(1, num_seen + 1)
         tree = self._tree(query.shape[1])
-        seen, place = (np.asarray(found) for found in tree.query(query, k=ranks))
+        seen, place = tree.query(query, k=ranks)
         # They ascend already; only the order of equal ones is the tree's.
         tied = np.flatnonzero((seen[:, 1:] == seen[:, :-1]).any(axis=1))
         order = np.lexsort((self._ids[place[tied]], seen[tied]))
