@@ -29,7 +29,7 @@ from pointup.datasets.survey_tiles import (
 )
 from pointup.disk import scratch_errors, written_whole
 from pointup.errors import FileError, PointupError
-from pointup.geometry.grids import without_holes
+from pointup.geometry.grids import hashed, without_holes
 from pointup.io.cloud import is_noise, is_synthetic, warn_once
 from pointup.io.extents import FileExtent
 from pointup.io.files import read_points
@@ -584,7 +584,6 @@ LINE_SPACING = (2.0, 4.0)
 # Standard deviation of a return's distance from its sampling grid point, in the same units.
 JITTER = 0.2
 GOLDEN_RATIO = (1 + np.sqrt(5)) / 2
-HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def thin(positions: np.ndarray, ratio: float, pattern: str, rng: np.random.Generator) -> np.ndarray:
@@ -622,7 +621,9 @@ def _scan_lines(positions: np.ndarray, num_kept: int, rng: np.random.Generator) 
         line, off_line = _nearest_cell(across / (spacing * anisotropy) + phase[0])
         # Each line has another phase.
         place, off_place = _nearest_cell(along / spacing + phase[1] + line * GOLDEN_RATIO)
-        beam = _hashed(line, place)
+        # Hashed, because the linear index of an outlier's cell would overflow. If two cells
+        # collide, one return is lost.
+        beam = hashed([line.astype(np.int64), place.astype(np.int64)])
         stray = (off_line * anisotropy + jitter[0]) ** 2 + (off_place + jitter[1]) ** 2
         returns = _returns(beam, centred[:, 2] / spacing, stray)
         if num_kept <= len(returns) < len(best):
@@ -638,21 +639,11 @@ def _nearest_cell(coordinate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return cell, coordinate - cell
 
 
-def _hashed(*numbers: np.ndarray) -> np.ndarray:
-    # Cells are hashed, because the linear index of an outlier's cell would overflow. If two cells
-    # collide, one return is lost.
-    cell = np.zeros(len(numbers[0]), dtype=np.uint64)
-    for number in numbers:
-        cell = (cell ^ number.astype(np.int64).view(np.uint64)) * HASH_FACTOR
-        cell ^= cell >> np.uint64(29)
-    return cell
-
-
 def _returns(beam: np.ndarray, height: np.ndarray, stray: np.ndarray) -> np.ndarray:
     """Indices of the returns: for each beam and unit of height the point of the least `stray`."""
     _, beam_of = np.unique(beam, return_inverse=True)
     lowest = np.full(beam_of.max() + 1, np.inf)
     np.minimum.at(lowest, beam_of, height)
-    cell = _hashed(beam_of, np.floor(height - lowest[beam_of]))
+    cell = hashed([beam_of, np.floor(height - lowest[beam_of]).astype(np.int64)])
     order = np.lexsort((stray, cell))
     return order[np.flatnonzero(np.diff(cell[order], prepend=~cell[order[:1]]))]

@@ -1,12 +1,13 @@
 """Grids: Morton codes of cells, near in number where near in space, and cells of covered ground;
-boxes around points.
+boxes around points, hashes and evenly spread numbers.
 
 Morton 1966, "A computer oriented geodetic data base".
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,6 +57,20 @@ def in_box(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     for values, first, last in zip(points.T, low, high, strict=False):
         inside &= (values >= first) & (values <= last)
     return inside
+
+
+def hashed(numbers: Iterable[np.ndarray]) -> np.ndarray:
+    """Hashes (N,) uint64 of several numbers (N,) of 64 bits each, by their bits."""
+    key: Any = np.uint64(0)
+    for number in numbers:
+        key = (key ^ number.view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key
+
+
+def spread(number: int, most: int) -> np.ndarray:
+    """Numbers from 0 to `number` - 1, at most `most` of them, evenly spread."""
+    return np.linspace(0, number - 1, min(number, most)).astype(np.int64)
 
 
 # Largest width in cells of a hole that counts as covered: shadows and water have no points.

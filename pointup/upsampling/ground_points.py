@@ -18,7 +18,7 @@ import numpy as np
 from scipy.interpolate import RBFInterpolator
 from scipy.spatial import cKDTree
 
-from pointup.geometry.grids import box_of, in_box
+from pointup.geometry.grids import box_of, in_box, spread
 from pointup.io.cloud import NUMBER_OF_RETURNS
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between
 from pointup.upsampling.ground import (
@@ -217,11 +217,6 @@ def _are_small(errors: list[float], spacing: float) -> bool:
     return bool(np.sqrt(np.square(known).mean()) <= _LARGEST_ERROR * spacing)
 
 
-def spread(number: int, most: int) -> np.ndarray:
-    """Numbers from 0 to `number` - 1, at most `most` of them, evenly spread."""
-    return np.linspace(0, number - 1, min(number, most)).astype(np.int64)
-
-
 def _error(around: np.ndarray, place: np.ndarray, distance: float, spacing: float) -> float:
     """Error of the height that is interpolated at a ground return (3,) from those `around` (G, 3)
     it, without those within a distance; NaN with too few. As `interpolated`, without its set-up,
@@ -280,27 +275,22 @@ class GroundPoints:
         low, high = store.low[block, :2], store.high[block, :2]
         margin = surface.trusted
         returns, number = self._returns.within(low - 1.5 * margin, high + 1.5 * margin)
-        points, distance, parent = np.empty((0, 3)), np.empty(0), np.empty(0, dtype=np.int64)
-        uncertainty = distance
-        above = np.empty((0, NUM_ABOVE), dtype=np.int64)
-        attributes = returns["attributes"][:0]
         start, stop = store.block_ptr[block : block + 2]
         is_own = (number >= start) & (number < stop)
-        if is_own.any():
-            tree = cKDTree(returns["position"][:, :2])
-            own = returns["position"][is_own, :2]
-            places = _places(own, margin, surface.spacing, self._options.seed)
-            gap, nearest = (np.asarray(found) for found in tree.query(places))
-            is_free = (gap > surface.spacing) & (gap <= margin) & is_own[nearest]
-            if (most := self._options.max_uncertainty) is not None:
-                is_free &= np.interp(gap, *surface.errors) <= most
-            places = places[is_free]
-            points, distance, above = self._below_crowns(returns["position"], places)
-            ranks = np.arange(1, NUM_NEIGHBORS + 1)
-            gap, nearest = (np.asarray(found) for found in tree.query(points[:, :2], k=ranks))
-            parent, uncertainty = number[nearest[:, 0]], np.interp(gap[:, 0], *surface.errors)
-            nearest = np.where(nearest == len(returns), -1, nearest)
-            attributes = attributes_between(returns["attributes"], gap, nearest)
+        tree = cKDTree(returns["position"][:, :2])
+        own = returns["position"][is_own, :2]
+        places = _places(own, margin, surface.spacing, self._options.seed)
+        gap, nearest = (np.asarray(found) for found in tree.query(places))
+        is_free = (gap > surface.spacing) & (gap <= margin) & is_own[nearest]
+        if (most := self._options.max_uncertainty) is not None:
+            is_free &= np.interp(gap, *surface.errors) <= most
+        places = places[is_free]
+        points, distance, above = self._below_crowns(returns["position"], places)
+        ranks = np.arange(1, NUM_NEIGHBORS + 1)
+        gap, nearest = (np.asarray(found) for found in tree.query(points[:, :2], k=ranks))
+        parent, uncertainty = number[nearest[:, 0]], np.interp(gap[:, 0], *surface.errors)
+        nearest = np.where(nearest == len(returns), -1, nearest)
+        attributes = attributes_between(returns["attributes"], gap, nearest)
         self._returns.files.save(
             block,
             "points",

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from pointup.geometry.grids import spread
 from pointup.geometry.surfaces import principal_axes, surface_height
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.store.point_store import Store
@@ -78,9 +79,8 @@ def _estimated(store: Store) -> Scatter:
     if len(store) <= _NUM_NEIGHBORS:
         return Scatter(0.0, 0.0)
     most = max(1, _MOST_POINTS * store.num_blocks // len(store))
-    number = min(_MOST_BLOCKS, most, store.num_blocks)
-    blocks = np.linspace(0, store.num_blocks - 1, number).astype(np.int64).tolist()
-    found = [_off_surface(store, block) for block in blocks]
+    blocks = spread(store.num_blocks, min(_MOST_BLOCKS, most))
+    found = [_off_surface(store, block) for block in blocks.tolist()]
     of_places, spacing = map(np.concatenate, zip(*found, strict=True))
     in_spacings = float(np.quantile(of_places, _SMOOTHEST)) / _SHARE
     return Scatter(in_spacings, in_spacings * float(np.median(spacing)))

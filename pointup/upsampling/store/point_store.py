@@ -18,7 +18,7 @@ from scipy.spatial import cKDTree
 
 from pointup.disk import os_errors, scratch_errors
 from pointup.errors import DataError
-from pointup.geometry.grids import box_of
+from pointup.geometry.grids import box_of, hashed
 from pointup.io.cloud import PointCloud, check_extent, plain_name
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 
@@ -432,16 +432,7 @@ def order_places(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def exact_positions(points: np.ndarray) -> np.ndarray:
     """Hashes (N,) uint64 of positions (N, 3) float64 as they are, before they are rounded."""
     # Adding 0 makes -0 and 0 the same.
-    return _mixed(np.ascontiguousarray(points + 0.0).view(np.uint64))
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Hashes (N,) uint64 of rows (N, 3) uint64."""
-    key = np.zeros(len(numbers), np.uint64)
-    for column in numbers.T:
-        key = (key ^ column) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(29)
-    return key
+    return hashed((points + 0.0).T)
 
 
 def positions_of_places(
@@ -520,7 +511,7 @@ def _squared(points: np.ndarray, seed: np.ndarray) -> np.ndarray:
 
 def _hashed(points: np.ndarray, extent: np.ndarray) -> np.ndarray:
     """Hashes (n,) uint64 of the positions of points."""
-    return _mixed(np.rint(points * (_HASHED_STEPS / extent.max())).astype(np.uint64))
+    return hashed(np.rint(points * (_HASHED_STEPS / extent.max())).astype(np.uint64).T)
 
 
 def _first(
