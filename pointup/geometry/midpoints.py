@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -89,7 +91,7 @@ def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:
     borders = ptr[ptr_from_sizes(lengths)].tolist()
     return [
         (num_slots, slice(start, stop))
-        for num_slots, start, stop in zip(values.tolist(), borders, borders[1:], strict=False)
+        for num_slots, (start, stop) in zip(values.tolist(), pairwise(borders), strict=True)
         if stop > start
     ]
 

@@ -228,6 +228,5 @@ def _inputs_of(block: Block, ctx: Any, tensors: Sequence[Tensor]) -> list[Tensor
 
 def _index_of(block: Block, position: int, ctx: Any) -> Tensor:
     """The block's part of the index into the table at `position`."""
-    by_slot = position >= ctx.counts[0]
-    index: Tensor = ctx.indices[position]
-    return block.of_slots(index) if by_slot else block.of_points(index)
+    part = block.of_slots if position >= ctx.counts[0] else block.of_points
+    return part(ctx.indices[position])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -284,9 +285,8 @@ def _calls(num_slots: np.ndarray, children_per_call: int) -> list[tuple[slice, i
     """For each model call: a slice of parents with the same number of slots, and that number."""
     calls = []
     values, starts = np.unique(num_slots, return_index=True)
-    for slots, start, stop in zip(
-        values.tolist(), starts.tolist(), [*starts[1:].tolist(), len(num_slots)], strict=True
-    ):
+    ends = pairwise([*starts.tolist(), len(num_slots)])
+    for slots, (start, stop) in zip(values.tolist(), ends, strict=True):
         if slots:
             step = max(1, children_per_call // slots)
             calls += [(slice(i, min(i + step, stop)), slots) for i in range(start, stop, step)]
@@ -449,7 +449,7 @@ def near_groups(region: Region, core: np.ndarray) -> list[slice]:
         return is_small | (stops - starts <= _FEW)
 
     starts = split_boxes(rows["key"], fits).tolist()
-    return [slice(*ends) for ends in zip(starts, [*starts[1:], len(core)], strict=True)]
+    return [slice(*ends) for ends in pairwise([*starts, len(core)])]
 
 
 SLACK = "slack"

@@ -135,13 +135,11 @@ class UpsamplingPass:
     def make_candidates(self, tile: Tile) -> None:
         """Run the model on the points of a tile; it makes more candidates than the target count."""
         region = Region(self.store, tile.start, tile.stop, make_tree=self._make_tree)
-        for start, stop in zip(tile.batches, [*tile.batches[1:], tile.stop], strict=True):
-            blocks = range(start, stop)
-            ratios, target_counts = zip(
-                *(self._target_counts.ratios(block) for block in blocks), strict=True
-            )
+        for batch in pairwise([*tile.batches, tile.stop]):
+            blocks = range(*batch)
+            of_blocks = [self._target_counts.ratios(block) for block in blocks]
             core = np.concatenate([region.places(block) for block in blocks])
-            of_core = np.concatenate(ratios)
+            of_core = np.concatenate([ratio for ratio, _ in of_blocks])
             candidates = make_candidates(
                 self.model,
                 region,
@@ -154,11 +152,10 @@ class UpsamplingPass:
                 self.measured is None,
                 self._noise,
             )
-            row = 0
-            for block, ratio, target_count in zip(blocks, ratios, target_counts, strict=True):
-                rows = slice(row, row + len(ratio))
-                row += len(ratio)
-                part = candidates.rows(rows.start, rows.stop)
+            stop = 0
+            for block, (ratio, target_count) in zip(blocks, of_blocks, strict=True):
+                start, stop = stop, stop + len(ratio)
+                part = candidates.rows(start, stop)
                 if self.measured is None:
                     self._measured.reach.save(block, part.reach)
                 self._save_candidates(block, part, ratio, target_count)
@@ -470,6 +467,5 @@ def cut_into_tiles(
 
     first = split_boxes(store.block_keys[batches], fits)
     return [
-        Tile(int(ends[a]), int(ends[b]), batches[a:b])
-        for a, b in zip(first, np.append(first[1:], len(batches)), strict=True)
+        Tile(int(ends[a]), int(ends[b]), batches[a:b]) for a, b in pairwise([*first, len(batches)])
     ]

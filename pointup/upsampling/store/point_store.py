@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -257,7 +258,7 @@ def _sort_parts(
     repeated_ptr = [np.zeros(1, np.int64)]
     end = 0
     with repeated_path.open("wb") as repeated_stream:
-        for start, stop in zip(part_ptr[:-1].tolist(), part_ptr[1:].tolist(), strict=True):
+        for start, stop in pairwise(part_ptr.tolist()):
             stream.seek(start * dtype.itemsize)
             rows = np.frombuffer(stream.read((stop - start) * dtype.itemsize), dtype)
             rows, repeated = ordered(rows)
@@ -266,12 +267,8 @@ def _sort_parts(
             stream.write(rows.data)
             first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)
             # Boxes that bisection can't split, of nearly coincident points.
-            first = np.concatenate(
-                [
-                    np.arange(begin, stop, block_size)
-                    for begin, stop in zip(first, np.append(first[1:], len(rows)), strict=True)
-                ]
-            )
+            boxes = pairwise([*first, len(rows)])
+            first = np.concatenate([np.arange(*box, block_size) for box in boxes])
             keys.append(rows["key"][first])
             starts.append(first + end)
             low.append(np.minimum.reduceat(rows["position"], first))
