@@ -46,6 +46,17 @@ class PointCloud:
         attributes = {name: values[index] for name, values in self.attributes.items()}
         return PointCloud(self.positions[index], attributes, self.header, self.path)
 
+    @classmethod
+    def joined(cls, parts: Sequence[PointCloud]) -> PointCloud:
+        """The points of several clouds; attributes, header and path are those of the first."""
+        first = parts[0]
+        attributes = {
+            name: np.concatenate([part.attributes[name] for part in parts])
+            for name in first.attributes
+        }
+        positions = np.concatenate([part.positions for part in parts])
+        return cls(positions, attributes, first.header, first.path)
+
 
 @dataclass(frozen=True)
 class ExtraDimension:

@@ -176,14 +176,7 @@ def first_of_las(path: Path, number: int) -> PointCloud:
 def read_las(path: Path, attributes: bool) -> PointCloud:
     """Read the whole file as one cloud."""
     chunks = list(iter_las(path, CHUNK_SIZE, attributes))
-    if len(chunks) == 1:
-        return chunks[0]
-    joined = {
-        name: np.concatenate([chunk.attributes[name] for chunk in chunks])
-        for name in chunks[0].attributes
-    }
-    positions = np.concatenate([chunk.positions for chunk in chunks])
-    return PointCloud(positions, joined, chunks[0].header, path)
+    return chunks[0] if len(chunks) == 1 else PointCloud.joined(chunks)
 
 
 def _keep_records_raw(

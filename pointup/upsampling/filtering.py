@@ -8,7 +8,7 @@ from numbers import Real
 import numpy as np
 
 from pointup.errors import ConfigError, DataError
-from pointup.io.cloud import CLASSIFICATION, NOISE_CLASSES, WITHHELD, PointCloud, attribute
+from pointup.io.cloud import CLASSIFICATION, WITHHELD, PointCloud, attribute, is_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,10 @@ class PointFilter:
         `classes` can name noise classes, too. A withheld point is selected only with
         `include_noise`. Raises DataError if `classes` is given and the cloud has no classification.
         """
-        selected = np.ones(len(cloud), bool)
-        classes = attribute(cloud, CLASSIFICATION)
-        if self.classes is not None:
-            if classes is None:
-                raise DataError("has no attribute `classification` to select classes by")
-            selected &= np.isin(classes, self.classes)
-        elif classes is not None and not self.include_noise:
-            selected &= ~np.isin(classes, NOISE_CLASSES)
-        withheld = attribute(cloud, WITHHELD)
-        if withheld is not None and not self.include_noise:
-            selected &= withheld == 0
-        return selected
+        if self.classes is None:
+            return np.ones(len(cloud), bool) if self.include_noise else ~is_noise(cloud)
+        classes, withheld = attribute(cloud, CLASSIFICATION), attribute(cloud, WITHHELD)
+        if classes is None:
+            raise DataError("has no attribute `classification` to select classes by")
+        selected = np.isin(classes, self.classes)
+        return selected if withheld is None or self.include_noise else selected & (withheld == 0)

@@ -168,10 +168,7 @@ def upsample(
         kept = PointCloud(cloud.positions, cloud.attributes | _own_attributes(cloud, new_points))
         # An empty result has the attributes, too.
         parts.insert(0, kept if has_originals else kept.select(np.zeros(len(cloud), bool)))
-    positions = np.concatenate([part.positions for part in parts])
-    names = parts[0].attributes
-    attributes = {name: np.concatenate([part.attributes[name] for part in parts]) for name in names}
-    result: Any = PointCloud(positions, attributes, cloud.header, cloud.path)
+    result: Any = replace(PointCloud.joined(parts), header=cloud.header, path=cloud.path)
     return result if is_cloud else result.positions
 
 
