@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pointup.datasets.packing import checked_integer, cropped_sizes
 from pointup.datasets.samples import JoinedSamples, Samples, UnreadableSample
-from pointup.geometry.grids import morton_codes
+from pointup.geometry.grids import codes_in_cube
 
 
 class PairDataset(torch.utils.data.Dataset[Data]):
@@ -245,11 +245,6 @@ def spatial_order(points: np.ndarray) -> np.ndarray:
     Morton 1966, "A computer oriented geodetic data base". The curve has 2**48 cells; points of one
     cell keep their order. If any coordinate is not finite, all points keep their order.
     """
-    if not np.isfinite(points).all():
+    if not len(points) or not np.isfinite(points).all():
         return np.arange(len(points))
-    low = points.min(axis=0, initial=np.inf)
-    side = float((points - low).max(initial=0.0))
-    if side == 0.0:
-        return np.arange(len(points))
-    cells = ((points - low) * ((2**_BITS - 1) / side)).astype(np.int64)
-    return np.argsort(morton_codes(cells), kind="stable")
+    return np.argsort(codes_in_cube(points, _BITS), kind="stable")
