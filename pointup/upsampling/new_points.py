@@ -21,7 +21,7 @@ from pointup.upsampling.store.point_store import Store
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of the new points of a survey, for the line that `pointup upsample` prints.
+    """Statistics of the new points of a survey, for the lines that `pointup upsample` prints.
 
     They are of the points that are written. One that is written to several files counts once.
     """

@@ -191,7 +191,7 @@ def upsample_survey(
         of_all = _count_text(inside, store, slice(None), True)
         lines.append(f"{_name(jobs)}: {of_all}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines += _summary_lines(summary, jobs[0].source, model.config.reach) + notes
+        lines += summary_lines(summary, jobs[0].source, model.config.reach) + notes
     if workers.is_main and (lines or nothing_in):
         print(*nothing_in, *lines, sep="\n")
     return files, errors
@@ -257,7 +257,8 @@ def notes_on_output(
     return notes
 
 
-def _summary_lines(summary: Summary, source: Path, reach: float) -> list[str]:
+def summary_lines(summary: Summary, source: Path, reach: float) -> list[str]:
+    """The lines that are printed of the new points of a survey."""
     unit = units_of_readable([source]).get(source, UNKNOWN)
     named = "" if unit.metres is None else f" {unit.name}"
     lines = []
