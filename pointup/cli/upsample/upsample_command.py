@@ -212,12 +212,14 @@ class Upsample:
                     finished.record(files, identity, made_by)
             is_busy = any(isinstance(error, BusyError) for error in written.errors[earlier:])
             if finished and workers.from_main(is_busy):
-                # Surveys of another call wait for its end, after all others.
-                if number < len(surveys) and workers.is_main:
-                    note(str(written.errors[-1]).replace("; wait ", "; waiting "))
-                time.sleep(float(number >= len(surveys)))
-                queue.append(survey)
+                # It waits for the end of the other call, after all others.
                 del written.errors[earlier:]
+                queue.append(survey)
+                if number >= len(surveys):
+                    time.sleep(1.0)
+                elif workers.is_main:
+                    first = min(job.target for job in survey if not job.is_context)
+                    note(f"{first}: another call upsamples into it; waiting for its end")
         done = {file.job.target for file in written.files}
         if finished and workers.is_main:
             # Those of jobs of an array as well; not what calls with other options left.
