@@ -40,7 +40,7 @@ FORMAT = 4
 OPTIONS = frozenset(option.name for option in fields(ModelConfig))
 DOWNLOAD_ARGUMENTS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME
-LOADER_ARGUMENTS = frozenset({*DOWNLOAD_ARGUMENTS, "model_id", "map_location", "strict"})
+LOADER_ARGUMENTS = frozenset({*DOWNLOAD_ARGUMENTS, "map_location", "strict"})
 
 NO_MODEL = (
     f"neither an included model ({', '.join(SHIPPED)}), a model directory (config.json, "
