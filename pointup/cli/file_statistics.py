@@ -1,7 +1,9 @@
-"""Statistics of a file of points, as `pointup inspect` prints them: uncertainty by class."""
+"""Statistics of a file of points, as `pointup inspect` prints them: coordinate system, extent,
+density, classes, and the uncertainty of new points."""
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,47 +12,96 @@ import numpy as np
 
 from pointup.cli.input_files import find_inputs
 from pointup.evaluation.report import aligned
-from pointup.io.cloud import CLASSIFICATION, attribute, is_synthetic
+from pointup.geometry.grids import box_of
+from pointup.io.cloud import (
+    CLASSIFICATION,
+    MUCH_VEGETATION,
+    NUMBER_OF_RETURNS,
+    attribute,
+    is_synthetic,
+    is_vegetation,
+)
 from pointup.io.files import iter_points, point_extensions
-from pointup.io.length_unit import UNKNOWN, units_of_readable
+from pointup.io.length_unit import UNKNOWN, different_systems, units_of_readable
 from pointup.terminal import printable
 from pointup.upsampling.attributes import UNCERTAINTY
+from pointup.upsampling.ground import occupied_area
 from pointup.upsampling.new_points import UncertaintyByClass
 from pointup.visualization.viewer.scenes import CLASS_NAMES
+
+_MOST_OF_CHUNK = 100_000
+"""Largest number of points of a chunk that tell which ground is covered, to limit memory."""
 
 
 def inspect_file(path: Path) -> dict[str, Any]:
     """The content of `pointup inspect --json` of a file of points, or of those in a folder or
     virtual point cloud. Raises the errors of `find_inputs` and `iter_points`."""
-    num_points, num_new, uncertain = 0, 0, UncertaintyByClass()
+    count, counts, uncertain = Counter[str](), Counter[int](), UncertaintyByClass()
+    boxes, places = list[np.ndarray](), list[np.ndarray]()
     files = find_inputs([path], point_extensions)
     for cloud in chain.from_iterable(map(iter_points, files)):
         is_new = is_synthetic(cloud)
-        num_points, num_new = num_points + len(cloud), num_new + int(is_new.sum())
+        returns, classes = attribute(cloud, NUMBER_OF_RETURNS), attribute(cloud, CLASSIFICATION)
+        count["num_points"] += len(cloud)
+        count["num_new"] += int(is_new.sum())
+        count["num_vegetation"] += int(is_vegetation(cloud).sum())
+        count["num_several_returns"] += 0 if returns is None else int((returns > 1).sum())
+        if classes is not None:
+            counts.update(classes[(classes >= 0) & (classes < 256)].astype(int).tolist())
+        boxes += box_of(cloud.positions)
+        places.append(cloud.positions[:: len(cloud) // _MOST_OF_CHUNK + 1, :2])
         if (uncertainty := attribute(cloud, UNCERTAINTY)) is not None:
-            classes = attribute(cloud, CLASSIFICATION)
             classes = np.zeros(len(cloud)) if classes is None else classes
             # Other programs may have changed it.
             known = is_new & (uncertainty > 0) & (uncertainty < 1e30)
             uncertain.add(uncertainty[known], classes[known])
+    unit = units_of_readable(files).get(files[0], UNKNOWN)
+    is_length = unit == UNKNOWN or unit.metres is not None
+    area = occupied_area(np.concatenate(places)) if is_length else 0.0
     return {
         "file": str(path),
-        "num_points": num_points,
-        "num_new": num_new,
-        "unit": units_of_readable(files).get(files[0], UNKNOWN).name,
+        **count,
+        "systems": list(different_systems(files).values()),
+        "unit": unit.name,
+        "low": np.min(boxes, axis=0).tolist(),
+        "high": np.max(boxes, axis=0).tolist(),
+        "density": count["num_points"] / area if area else None,
+        "classes": {str(value): counts[value] for value in sorted(counts)},
         "uncertainty": {of: found._asdict() for of, found in uncertain.found().items()},
     }
 
 
 def report(found: dict[str, Any]) -> str:
     """The text that `pointup inspect` prints of a file."""
-    text = f"{found['file']}: {found['num_points']:,} points, {found['num_new']:,} of them new"
-    if not found["uncertainty"]:
-        return printable(f"{text}, no uncertainty")
-    unit = found["unit"]
-    table = [["uncertainty of new points", "points", f"median ({unit})", f"90 % ({unit})"]]
-    for of, row in found["uncertainty"].items():
-        name = "all" if of == "all" else f"class {of}, {CLASS_NAMES.get(int(of), 'other')}"
-        numbers = (f"{row[key]:.3g}" for key in ("median", "within_90"))
-        table.append([name, f"{row['num_points']:,}", *numbers])
-    return printable("\n".join([text, *aligned(table, "<>>>")]))
+    num, unit = found["num_points"], found["unit"]
+    text = f"{found['file']}: {num:,} points, {found['num_new']:,} of them new"
+    lines = [text if found["uncertainty"] else f"{text}, no uncertainty", *_described(found)]
+    if found["uncertainty"]:
+        table = [["uncertainty of new points", "points", f"median ({unit})", f"90 % ({unit})"]]
+        for of, row in found["uncertainty"].items():
+            numbers = (f"{row[key]:.3g}" for key in ("median", "within_90"))
+            table.append([_class(of), f"{row['num_points']:,}", *numbers])
+        lines += aligned(table, "<>>>")
+    return printable("\n".join(lines))
+
+
+def _described(found: dict[str, Any]) -> list[str]:
+    """Lines on the points of a file, measured or new."""
+    num, unit, density = (found[key] for key in ("num_points", "unit", "density"))
+    sides = " x ".join(f"{b - a:.4g}" for a, b in zip(found["low"], found["high"], strict=True))
+    several, vegetation = found["num_several_returns"] / num, found["num_vegetation"] / num
+    advice = ": try upsample --model forest" if vegetation > MUCH_VEGETATION else ""
+    lines = {
+        "coordinate system": "; ".join(found["systems"]) or "not known",
+        "unit": "not known" if unit == UNKNOWN.name else unit,
+        "extent": f"{sides}, from {', '.join(f'{a:.8g}' for a in found['low'])}",
+        "density": density and f"{density:.3g} points per square {unit}, seen from above",
+        "several returns": several and f"{several:.0%}",
+        "vegetation": vegetation and f"{vegetation:.0%}{advice}",
+    }
+    lines |= {_class(of): f"{n:,} points, {n / num:.0%}" for of, n in found["classes"].items()}
+    return aligned([[f"  {name}", text] for name, text in lines.items() if text], "<<")
+
+
+def _class(of: str) -> str:
+    return "all" if of == "all" else f"class {of}, {CLASS_NAMES.get(int(of), 'other')}"

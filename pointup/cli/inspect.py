@@ -15,8 +15,9 @@ from pointup.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
-    """Print statistics of a pair dataset, and its bad samples; or the uncertainty of the new points
-    of a file or of a folder with LAS or LAZ files, by class."""
+    """Print statistics of a pair dataset, and its bad samples; or coordinate system, extent,
+    density, classes and, of new points, the uncertainty of a file or of a folder with LAS or LAZ
+    files."""
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR|FILE")]
     """Directory made by `pointup prepare`, name of a dataset on the Hub, file of points, folder

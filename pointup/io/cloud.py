@@ -369,6 +369,8 @@ def attribute(cloud: PointCloud, name: str) -> np.ndarray | None:
 
 VEGETATION_CLASSES = (3, 4, 5)
 """ASPRS classes of low, medium and high vegetation."""
+MUCH_VEGETATION = 0.3
+"""Share of vegetation from which on the model for forests is named."""
 NUMBER_OF_RETURNS = "number_of_returns"
 _UNCLASSIFIED = (0, 1)
 

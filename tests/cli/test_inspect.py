@@ -178,6 +178,42 @@ def test_new_points_of_a_file_are_told_by_class_with_their_uncertainty(tmp_path,
     assert "9 points, 9 of them new, no uncertainty" in capsys.readouterr().out
 
 
+def test_a_survey_is_told_with_system_extent_density_and_classes(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    points = UTM_CORNER + rng.random((20_000, 3)) * (50, 40, 12.3)
+    points[0], points[1] = UTM_CORNER, UTM_CORNER + np.array([50, 40, 12.3])
+    classes = np.repeat([2, 5], [8_000, 12_000])
+    write_las(tmp_path / "a.las", points, system=32632, classification=classes,
+              number_of_returns=np.repeat([1, 3], [5_000, 15_000]))  # fmt: skip
+    assert main(["inspect", str(tmp_path / "a.las")]) == 0
+    lines = [re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()[1:]]
+    density = dict(lines).pop("density").split(" ", 1)
+    assert (float(density[0]), density[1]) == (
+        pytest.approx(10, rel=0.03),
+        "points per square m, seen from above",
+    )
+    assert [line for line in lines if line[0] != "density"] == [
+        ["coordinate system", "WGS 84 / UTM zone 32N"],
+        ["unit", "m"],
+        ["extent", "50 x 40 x 12.3, from 500000, 4000000, 0"],
+        ["several returns", "75%"],
+        ["vegetation", "60%: try upsample --model forest"],
+        ["class 2, ground", "8,000 points, 40%"],
+        ["class 5, high vegetation", "12,000 points, 60%"],
+    ]
+    # Of a corridor that fills a small part of its box, and of points on a line.
+    corridor = np.sort(rng.random((20_000, 1)) * 1_000, axis=0) + rng.random((20_000, 3)) * 4
+    np.savez(tmp_path / "b.npz", positions=corridor, classification=np.full(20_000, 2.0))
+    np.savez(tmp_path / "c.npz", positions=np.linspace([0, 0, 0], [9, 0, 0], 10))
+    for name, density in (("b.npz", pytest.approx(20_000 / 8_000, rel=0.3)), ("c.npz", None)):
+        assert main(["inspect", str(tmp_path / name), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["density"] == density
+    write_las(tmp_path / "degrees.las", points, system=4326)
+    for name in ("c.npz", "degrees.las"):
+        assert main(["inspect", str(tmp_path / name)]) == 0
+        assert "density" not in capsys.readouterr().out
+
+
 def test_a_folder_of_tiles_is_inspected_as_one(tmp_path, capsys):
     points = UTM_CORNER + cloud(40)
     for name in ("a.las", "b.LAS"):

@@ -22,6 +22,7 @@ from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
     CLASSIFICATION,
     LAS_EXTENSIONS,
+    MUCH_VEGETATION,
     NUMBER_OF_RETURNS,
     SYNTHETIC,
     PointCloud,
@@ -338,8 +339,6 @@ def check_size(
 
 # Rounding to a larger share of the spacing changes the surface.
 _COARSE_STEP = 0.2
-# Share of vegetation from which on the model for forests is named.
-_MUCH_VEGETATION = 0.3
 
 
 def notes_on_input(
@@ -363,7 +362,7 @@ def notes_on_input(
             "points: float32 does this to map coordinates; export the points again, as doubles"
         )
     share = found.num_vegetation / max(1, int(store.num_taken.sum()))
-    if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
+    if suggests_model and jobs[0].model == "lidar" and share > MUCH_VEGETATION:
         notes.append(f"{_name(jobs)}: {share:.0%} of the points are vegetation: try --model forest")
     if jobs[0].model in ("shapes", "noisy") and not options.above_ground:
         noise = scatter_of(store)
