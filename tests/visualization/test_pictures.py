@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib import colormaps
 from matplotlib.image import imread
+from PIL import Image
 
 from pointup.errors import FileError
 from pointup.visualization import rendering
@@ -302,3 +306,14 @@ def test_the_ticks_of_a_colour_bar_are_told_apart(span, expected):
     axes = page.figure.axes[0]
     labels = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
     assert [text.get_text() for x, text in labels if span[0] <= x <= span[1]] == expected
+
+
+def test_a_picture_of_the_docs_keeps_the_colours_of_a_small_scale(tmp_path):
+    rng = np.random.default_rng(0)
+    pixels = rng.normal(150, 40, (400, 400, 1)) + rng.normal(0, 6, (400, 400, 3))
+    pixels[390:394, :256] = colormaps["plasma"](np.arange(256), bytes=True)[:, :3]
+    pixels = pixels.clip(0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(path := tmp_path / "a.png")
+    runpy.run_path(str(ROOT / "docs" / "pictures.py"))["with_few_colours"](path)
+    off = np.abs(np.asarray(Image.open(path).convert("RGB")).astype(int) - pixels)
+    assert Image.open(path).mode == "P" and off[390:394, :256].max() < 20
