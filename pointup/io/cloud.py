@@ -378,11 +378,14 @@ _UNCLASSIFIED = (0, 1)
 def is_vegetation(cloud: PointCloud) -> np.ndarray:
     """Mask (N,) bool of the points of a vegetation class.
 
-    Where no point has a class, it is that of the points whose pulse had several returns: leaves let
-    a part of a pulse through, and surfaces do not. A cloud with neither attribute has none.
+    Where no point has one, it is that of the points without a class whose pulse had several
+    returns: leaves let a part of a pulse through, and surfaces do not. A cloud with neither
+    attribute has none.
     """
     classes = attribute(cloud, CLASSIFICATION)
-    if classes is not None and not np.isin(classes, _UNCLASSIFIED).all():
-        return np.isin(classes, VEGETATION_CLASSES)
+    classes = np.zeros(len(cloud), np.uint8) if classes is None else classes
+    of_class = np.isin(classes, VEGETATION_CLASSES)
     number = attribute(cloud, NUMBER_OF_RETURNS)
-    return np.zeros(len(cloud), bool) if number is None else number > 1
+    if number is None or of_class.any():
+        return of_class
+    return (number > 1) & np.isin(classes, _UNCLASSIFIED)

@@ -312,6 +312,12 @@ def test_files_may_follow_classes(words, classes, inputs):
             (),
             ["in.las: 40% of the points are vegetation: try --model"],
         ),
+        (
+            {"classification": [2, 1], "number_of_returns": [2, 2]},
+            (),
+            ["in.las: 40% of the points are vegetation: try --model forest"],
+        ),
+        ({"classification": [2, 6], "number_of_returns": [2, 2]}, (), []),
         ({"classification": [2, 6]}, (), []),
         ({"number_of_returns": [1, 1]}, (), []),
         ({"classification": [2, 5]}, ("--model", "lidar"), []),
