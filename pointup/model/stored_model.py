@@ -120,9 +120,11 @@ class StoredModel:
         return sha256(save(self.weights_on_host(), {"config": repr(self.config)})).hexdigest()
 
     def weights_on_host(self) -> dict[str, Tensor]:
-        """The weights on the CPU."""
+        """Copies of the weights on the CPU. Safetensors refuses tensors that share memory, as those
+        of layers that share weights do."""
         assert isinstance(self, nn.Module)
-        return {name: value.cpu().contiguous() for name, value in self.state_dict().items()}
+        dense = torch.contiguous_format
+        return {k: v.cpu().clone(memory_format=dense) for k, v in self.state_dict().items()}
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
@@ -168,11 +170,12 @@ class StoredModel:
             weights = _file_of(name, WEIGHTS_FILE, **download)
             if not weights.is_file():
                 raise ModelError(f"{weights}: no such file; copy the model directory again")
-            # Without memory: that of a damaged config.json may be larger than the machine's.
-            with torch.device("meta"):
+            # "meta" takes no memory: that of a damaged config.json may be larger than the machine.
+            # But another network may need values to be built.
+            own = network.own_class().get("network", "")
+            with torch.device("cpu" if own else "meta"):
                 model = network(**options)
             assert isinstance(model, nn.Module)
-            own = network.own_class().get("network", "")
             expected = model.state_dict()
             check_shapes(name, weights, expected, own)
             # Copies: the tensors of a file are parts of it, and change with it.
@@ -181,15 +184,11 @@ class StoredModel:
                 key: loaded[key].to(device, of.dtype, copy=True) for key, of in expected.items()
             }
             # `to_empty` would import symbolic mathematics for the meta device.
-            model.load_state_dict(loaded, assign=True)
+            model.load_state_dict(loaded, assign=not own)
+            model.to(device)
         except (RuntimeError, SafetensorError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
-        for key, buffer in model.named_buffers():
-            if buffer.is_meta:
-                raise ModelError(
-                    f"{name}: its buffer {key} is not stored; register it as persistent"
-                )
         model.eval()
         if "calibration" in stored:
             model.calibration = read_calibration(name, stored["calibration"])

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 from conftest import ROOT
 from runs import SMALL, TrainConfig, options, training
+from safetensors.torch import load_file
 from torch_geometric.data import Batch
 
 from pointup import Upsampler, upsample
@@ -117,14 +119,37 @@ def test_a_model_loads_where_its_class_can_be_imported(module, tmp_path):
         Upsampler.from_pretrained(tmp_path / "model")
 
 
-def test_a_network_with_a_buffer_that_is_not_stored_is_refused(module, tmp_path):
-    file, first = module / "point_transformer.py", "        self.embed = "
-    buffer = "        self.register_buffer('scales', torch.ones(3), persistent=False)\n"
-    assert file.read_text().count(first) == 1
-    file.write_text(file.read_text().replace(first, buffer + first))
-    moving_network(module).save_pretrained(tmp_path / "model")
-    with pytest.raises(ModelError, match="its buffer scales is not stored; register it as persist"):
-        Upsampler.from_pretrained(tmp_path / "model")
+BUILDS = {
+    "it has a buffer that is not stored": """
+        self.register_buffer("scales", torch.full((3,), 2.0), persistent=False)""",
+    "its build needs values": """
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, config.num_layers)]""",
+    "its layers share their weights": """
+        self.layers = nn.ModuleList([self.layers[0]] * config.num_layers)""",
+}
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_a_network_that_can_be_trained_is_saved_continued_and_loaded(
+    build, module, pair_directory, tmp_path, accelerator
+):
+    file, end = module / "point_transformer.py", "    def describe"
+    file.write_text(file.read_text().replace(end, f"{build[1:]}\n\n{end}"))
+    changes = {
+        "eval_every": 2, "save_every": 1, "on_save_error": "end",
+        "model": replace(SMALL, num_layers=2),
+    }  # fmt: skip
+    config = options(pair_directory, tmp_path / "run", network=NAME, steps=3, **changes)
+    training.train(config, accelerator, stop_after=2)
+    training.train(config, accelerator)
+    trained = training.initial_model(config)[1]
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_3" / "model.safetensors"
+    trained.load_state_dict(load_file(checkpoint))
+    trained.save_pretrained(tmp_path / "model")
+    loaded = Upsampler.from_pretrained(tmp_path / "model")
+    assert loaded.fingerprint() == trained.fingerprint()
+    assert len(list(loaded.parameters())) == len(list(trained.parameters()))
+    assert all(map(torch.equal, loaded.buffers(), trained.buffers()))
 
 
 def test_weights_of_another_state_of_the_class_are_refused_by_its_name(module, tmp_path):

@@ -61,7 +61,9 @@ def save_checkpoint(
             return final
         with written_whole(final, is_sole_writer=True, flushed=True) as part:
             part.mkdir()
-            weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+            # Copies, because safetensors refuses those of layers that share them.
+            dense = torch.contiguous_format
+            weights = {k: v.clone(memory_format=dense) for k, v in model.state_dict().items()}
             (part / "model.safetensors").write_bytes(save(weights))
             torch.save(
                 {
