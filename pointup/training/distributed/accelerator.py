@@ -147,8 +147,8 @@ def check_number_of_processes() -> None:
     request = launch_request()
     if request and request.num_processes > 1:
         raise ConfigError(
-            f"accelerate launch was to start {request.num_processes} processes but started 1; use "
-            "distributed_type MULTI_GPU with use_cpu: true, as in accelerate_configs/cpu2.yaml"
+            f"accelerate launch was to start {request.num_processes} processes but started 1; on "
+            "CPUs add `--config_file $(pointup config cpu2)`, which has distributed_type MULTI_GPU"
         )
 
 
