@@ -64,7 +64,7 @@ class Upsampler(ChildDecoder, StoredModel):
     follow the ratio. The model is equivariant to translation and scale. The output of a cloud does
     not depend on the others. Coordinates are float32: centre a cloud (in float64) before casting.
 
-    Another network is a subclass that replaces `build`, `describe`, `place_children`,
+    Another network is a subclass that replaces or extends `build`, `describe`, `place_children`,
     `spacing_power` and `quota_logits`: docs/guides/networks.md.
 
     Keyword arguments are those of `ModelConfig`. With `recompute` the backward pass computes
@@ -80,16 +80,18 @@ class Upsampler(ChildDecoder, StoredModel):
         if config.descent and not config.column_layers:
             raise ModelError("model.descent needs columns: set model.column_layers to at least 1")
         super().__init__(config)
-        self.float()
+        self.float()  # Whatever the default dtype of torch is, as coordinates are.
+        if self.calibrates:  # After `build`, which may be that of a subclass with more layers.
+            calibrate(self, self.layers_to_calibrate())
 
     recompute: bool | None = None
+    calibrates = False
+    """Whether a new model calibrates its layers; another network has others."""
 
     def build(self, config: ModelConfig) -> None:
         super().build(config)
-        self.float()  # Whatever the default dtype of torch is, as coordinates are.
         # On the meta device there are only shapes: stored weights follow.
-        if self.embed[0].weight.device.type != "meta":
-            calibrate(self, self.layers_to_calibrate())
+        self.calibrates = self.embed[0].weight.device.type != "meta"
 
     def layers_to_calibrate(self) -> list[tuple[nn.Linear, float]]:
         """Layers that output features, in the order of `forward`, with the standard deviation of

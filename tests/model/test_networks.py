@@ -119,6 +119,23 @@ def test_a_model_loads_where_its_class_can_be_imported(module, tmp_path):
         Upsampler.from_pretrained(tmp_path / "model")
 
 
+def test_a_network_adds_a_layer_to_that_of_pointup(module):
+    from point_transformer import PointTransformer
+
+    class Widened(Upsampler):
+        def build(self, config):
+            super().build(config)
+            self.extra = torch.nn.Linear(config.feature_dim, config.feature_dim)
+
+        def encode(self, *given, **named):
+            features, positions = super().encode(*given, **named)
+            return self.extra(features), positions
+
+    pos, ptr = torch.rand(60, 3), torch.tensor([0, 60])
+    assert len(Widened(**SIZES)(pos, ptr, 2.0).pos) == 120
+    assert Widened(**SIZES).calibrates and not PointTransformer(**SIZES).calibrates
+
+
 BUILDS = {
     "it has a buffer that is not stored": """
         self.register_buffer("scales", torch.full((3,), 2.0), persistent=False)""",
