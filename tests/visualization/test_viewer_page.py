@@ -117,6 +117,14 @@ def test_the_slider_of_a_colour_hides_the_points_above_it(opened):
     assert 0.3 * everything < half < 0.7 * everything and least < 0.05 * everything
 
 
+def test_the_names_of_colour_maps_are_shown_whole(opened):
+    opened.page.select_option("#color", "error")
+    wide = "() => document.getElementById('colormap').getBoundingClientRect().width"
+    given = opened.do(wide)
+    opened.page.add_style_tag(content="#colormap { flex: none; width: max-content; }")
+    assert given >= opened.do(wide) > 0
+
+
 def test_points_that_a_slice_a_class_or_a_slider_hides_are_not_counted_as_drawn(opened):
     changes = {
         "": "50,000 of 50,000 points drawn",
