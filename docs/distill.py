@@ -1,7 +1,7 @@
 r"""Trains a smaller network to place the children of a trained one: the same points in less time.
 
-    python docs/distill.py forest small/ --data ratios/ lidar/ --hours 1 --feature-dim 48 \
-        --heads 2 --position-hidden 16
+    python docs/distill.py forest small/ --data ratios/ lidar/ --hours 1 --feature-dim 32 \
+        --heads 1 --position-hidden 16 --num-layers 2 --column-layers 1
 
 Only the sources and targets of the datasets are used, as inputs. Both networks get the same clouds,
 turned about the vertical and stretched along it. The loss compares the positions of their children
@@ -62,9 +62,9 @@ def main() -> None:
     rng = np.random.default_rng(arguments.seed)
     teacher = Upsampler.from_pretrained(arguments.teacher).eval().requires_grad_(False)
     config = teacher.config
-    sizes = {"feature_dim": arguments.feature_dim, "position_hidden": arguments.position_hidden}
-    heads = {"heads": arguments.heads, "child_heads": arguments.heads}
-    student = Upsampler(**{**asdict(config), **sizes, **heads})
+    names = "feature_dim", "position_hidden", "heads", "num_layers", "column_layers"
+    sizes = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    student = Upsampler(**{**asdict(config), **sizes, "child_heads": arguments.heads})
     if arguments.initial:
         student.load_state_dict(Upsampler.from_pretrained(arguments.initial).state_dict())
     average = copy.deepcopy(student).requires_grad_(False)
@@ -113,6 +113,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--feature-dim", type=int, required=True)
     parser.add_argument("--heads", type=int, required=True)
     parser.add_argument("--position-hidden", type=int, required=True)
+    parser.add_argument("--num-layers", type=int, help="by default those of the trained network")
+    parser.add_argument("--column-layers", type=int)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 

@@ -57,12 +57,11 @@ class RelativeAttention(nn.Module):
     def forward(self, x_NRC: Tensor, kv_NK2C: Tensor, missing_NK: Tensor, g: Tensor) -> Tensor:
         q = self.query(x_NRC) * self.head_dim**-0.5
         dropout = self.dropout if self.training else 0.0
-        # One product with a block per head is faster than many products with small matrices.
-        q_position = q @ torch.block_diag(*self.position_key.to(q.dtype))
+        q_position = q @ block_diagonal(self.position_key.to(q.dtype))
         out, out_position = _Attend.apply(
             q, q_position, kv_NK2C.to(q.dtype), g.to(q.dtype), missing_NK, self.heads, dropout
         )
-        values = torch.block_diag(*self.position_value.to(q.dtype))
+        values = block_diagonal(self.position_value.to(q.dtype))
         out = torch.addmm(out.flatten(0, 1), out_position.flatten(0, 1), values).view_as(out)
         out = out if self.concat else out.unflatten(-1, (self.heads, -1)).mean(2)
         out = self.out(out)
@@ -162,8 +161,15 @@ def products_side_by_side(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     return joined
 
 
+def block_diagonal(weights: Tensor) -> Tensor:
+    """(H, A, B) to (H A, H B). One product with it is faster than many with small matrices."""
+    return torch.block_diag(*weights) if len(weights) > 1 else weights[0]
+
+
 def spread_heads(values: Tensor, heads: int) -> Tensor:
     """(N, R, H D) to (N, R H, H D): one row per head, zero outside the channels of the head."""
+    if heads == 1:
+        return values
     width = values.shape[-1] // heads
     mask = head_mask(heads, width, values.dtype, values.device)
     return (values.unsqueeze(2) * mask).flatten(1, 2)
