@@ -122,7 +122,7 @@ def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
         ("lidar", 1110),
         pytest.param("shapes", 1580, marks=slow),
         pytest.param("noisy", 1580, marks=slow),
-        ("forest", 1780),
+        ("forest", 1300),
     ],
 )
 def test_a_step_of_an_included_model_has_no_more_operations(name, most, tmp_path):
