@@ -67,6 +67,13 @@ No licence is stated. Before you share the model, set `license` at the top of th
 """
 
 
+def weights_on_host(model: Any) -> dict[str, Tensor]:
+    """Copies of the weights of a module on the CPU. Safetensors refuses tensors that share memory,
+    as those of layers that share weights do."""
+    dense = torch.contiguous_format
+    return {k: v.cpu().clone(memory_format=dense) for k, v in model.state_dict().items()}
+
+
 class StoredModel:
     """A model stored with its `config`, whose format and options are checked before loading."""
 
@@ -92,7 +99,7 @@ class StoredModel:
         text = json.dumps(stored, sort_keys=True, indent=2)
         (folder / "config.json").write_text(text, encoding="utf-8")
         # `save_file` makes a file that only its owner can read.
-        content = save(self.weights_on_host(), metadata={"format": "pt"})
+        content = save(weights_on_host(self), metadata={"format": "pt"})
         (folder / WEIGHTS_FILE).write_bytes(content)
         if not (folder / "README.md").exists():
             card, described = self.source_card or (b"", "")
@@ -117,14 +124,7 @@ class StoredModel:
 
     def fingerprint(self) -> str:
         """A checksum of weights and options."""
-        return sha256(save(self.weights_on_host(), {"config": repr(self.config)})).hexdigest()
-
-    def weights_on_host(self) -> dict[str, Tensor]:
-        """Copies of the weights on the CPU. Safetensors refuses tensors that share memory, as those
-        of layers that share weights do."""
-        assert isinstance(self, nn.Module)
-        dense = torch.contiguous_format
-        return {k: v.cpu().clone(memory_format=dense) for k, v in self.state_dict().items()}
+        return sha256(save(weights_on_host(self), {"config": repr(self.config)})).hexdigest()
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:

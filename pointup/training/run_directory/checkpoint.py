@@ -21,6 +21,7 @@ from torch import nn
 
 from pointup.disk import checksum, remove, replace_directory, written_whole
 from pointup.errors import PointupError
+from pointup.model.stored_model import weights_on_host
 from pointup.model.upsampler import Upsampler
 
 logger = logging.getLogger("pointup")
@@ -61,10 +62,7 @@ def save_checkpoint(
             return final
         with written_whole(final, is_sole_writer=True, flushed=True) as part:
             part.mkdir()
-            # Copies, because safetensors refuses those of layers that share them.
-            dense = torch.contiguous_format
-            weights = {k: v.clone(memory_format=dense) for k, v in model.state_dict().items()}
-            (part / "model.safetensors").write_bytes(save(weights))
+            (part / "model.safetensors").write_bytes(save(weights_on_host(model)))
             torch.save(
                 {
                     "optimizer": optimizer.state_dict(),
