@@ -115,6 +115,23 @@ def test_cells_at_a_seam_have_the_new_points_of_both_files(tmp_path, command):
             np.testing.assert_allclose(after[name].read(1), values, rtol=1e-6)
 
 
+def test_a_point_in_the_buffers_of_several_tiles_counts_once_in_each_cell(tmp_path, command):
+    whole = scene(width=40.0)
+    # The cells at the border of the first tile are in both other ones.
+    for i, low in enumerate((500_000.0, 500_010.0, 500_018.0)):
+        part = whole[(whole[:, 0] >= low) & (whole[:, 0] <= low + 20.4)]
+        write_las(tmp_path / "in" / f"{i}.las", part, system=32632)
+    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "4")
+    assert command(*words, "--rasters", tmp_path / "tif").status == 0
+    for side, folder in {"before": "in", "after": "out"}.items():
+        files = [laspy.read(tmp_path / folder / f"{i}.las").xyz for i in range(3)]
+        points = np.unique(np.concatenate(files).round(6), axis=0)
+        for i in range(3):
+            rasters = grids(tmp_path / "tif" / f"{i}_{side}")
+            for name, values in expected(points, rasters["ground"]).items():
+                np.testing.assert_allclose(rasters[name].read(1), values, rtol=1e-6)
+
+
 def test_rasters_cover_the_bounds_only(tmp_path, command):
     stray = np.concatenate([scene(), [[520_000.0, 4_020_000.0, 100.0]]])
     write_las(tmp_path / "a.las", stray)

@@ -21,9 +21,10 @@ from pointup.cli.upsample.plan import Job
 from pointup.disk import os_errors, short_name, write_text
 from pointup.errors import DataError, FileError, PointupError
 from pointup.evaluation.rasters import aligned_cells, write_rasters
+from pointup.geometry.grids import in_box
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import LAS_EXTENSIONS, is_noise
-from pointup.io.extents import read_extent
+from pointup.io.extents import FileExtent, read_extent
 from pointup.io.files import iter_points
 from pointup.io.length_unit import length_unit, named_system
 from pointup.io.virtual_clouds import EXTENSION, write_virtual_cloud
@@ -32,6 +33,8 @@ from pointup.terminal import note, one_line, print_error
 
 MAX_NAMED = 5
 """Skipped files that are named; of more, the number is said."""
+# Files with other offsets differ in the last digits of a coordinate.
+_SAME_PLACE = 1e-6
 
 
 class WrittenFiles:
@@ -198,7 +201,7 @@ def write_job_rasters(
     extents = {path: read_extent(path) for job in survey for path in (job.source, job.target)}
     for job in survey:
         with call.keeping_errors():
-            own = corners = np.array([extents[job.source].low, extents[job.source].high])
+            corners = np.array([extents[job.source].low, extents[job.source].high])
             if job.bounds is not None:
                 corners = corners.clip(job.bounds.low, job.bounds.high)
             low = np.minimum(corners[0], extents[job.target].low)
@@ -209,13 +212,6 @@ def write_job_rasters(
                 raise FileError(f"{job.source}: {error}") from None
             inside = job.target.relative_to(output) if job.target != output else Path(output.name)
             name = inside.name if stems[job.target.with_suffix("")] > 1 else inside.stem
-            overlapping = [
-                other
-                for other in survey
-                if other is not job
-                and (extents[other.source].low < own[1]).all()
-                and (extents[other.source].high > own[0]).all()
-            ]
             after = ["source", "target"] if with_sources else ["target"]
             for side, kinds in {"before": ["source"], "after": after}.items():
                 files = {
@@ -224,13 +220,7 @@ def write_job_rasters(
                     for path in (getattr(other, kind) for kind in kinds)
                     if cells.bounds.touch(extents[path].low, extents[path].high)
                 }
-                chunks = (
-                    positions
-                    for path, other in files.items()
-                    for positions in _points_in(
-                        cells.bounds, path, other, own if other in overlapping else None
-                    )
-                )
+                chunks = _points_in(cells.bounds, files, extents)
                 stem = (folder / inside).with_name(f"{name}_{side}")
                 write_rasters(stem, chunks, cells, named_system(job.source))
             number += 1
@@ -238,14 +228,23 @@ def write_job_rasters(
 
 
 def _points_in(
-    area: Bounds, path: Path, job: Job, elsewhere: np.ndarray | None
+    area: Bounds, files: Mapping[Path, Job], extents: Mapping[Path, FileExtent]
 ) -> Iterator[np.ndarray]:
-    """The points (n, 3) of a file of a job in an area, without noise; without those in the
-    rectangle `elsewhere` (low, high), of another file that may have the same points."""
-    for cloud in iter_points(path, bounds=area):
-        kept, xy = ~is_noise(cloud), cloud.positions[:, :2]
-        if job.bounds is not None:
-            kept &= job.bounds.inside(cloud.positions)
-        if elsewhere is not None:
-            kept &= ((xy < elsewhere[0]) | (xy > elsewhere[1])).any(axis=1)
-        yield cloud.positions[kept]
+    """The points (n, 3) of files of jobs in an area, without noise; a point in several files once.
+
+    Only points where files overlap are held."""
+    shared = [np.empty((0, 3))]
+    for path, job in files.items():
+        others = [extents[other] for other, of in files.items() if of is not job]
+        for cloud in iter_points(path, bounds=area):
+            kept = ~is_noise(cloud)
+            if job.bounds is not None:
+                kept &= job.bounds.inside(cloud.positions)
+            points = cloud.positions[kept]
+            recur = np.zeros(len(points), bool)
+            for other in others:
+                recur |= in_box(points, other.low - _SAME_PLACE, other.high + _SAME_PLACE)
+            yield points[~recur]
+            shared.append(points[recur])
+    points = np.concatenate(shared)
+    yield points[np.unique(np.round(points / _SAME_PLACE), axis=0, return_index=True)[1]]
