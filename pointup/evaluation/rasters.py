@@ -64,6 +64,9 @@ def write_rasters(
     density /= extent.cell**2
     density[~extent.covered.T[::-1].reshape(-1)] = np.nan
     for name, grid in (("ground", ground), ("canopy", canopy), ("density", density)):
+        if name == "density" and system is not None and system.sub_crs_list:
+            # GDAL takes the unit of heights for that of the values.
+            system = system.sub_crs_list[0]
         _write(stem.with_name(f"{stem.name}_{name}.tif"), grid, extent, system)
 
 

@@ -85,8 +85,16 @@ def length_unit(path: str | Path) -> LengthUnit:
     if system.is_geographic:
         return ANGLES
     factors = [axis.unit_conversion_factor for axis in system.axis_info]
-    units = {unit_of(factor) for factor in _with_geo_keys(factors, header)}
-    return units.pop() if len(units) == 1 else MIXED
+    return _unit_of_axes(_with_geo_keys(factors, header))
+
+
+def _unit_of_axes(factors: Sequence[float]) -> LengthUnit:
+    """The unit of x and y from the lengths of the units of axes, x first; MIXED if they differ.
+
+    Heights are often in the other foot, two millionths longer or shorter, which is no difference.
+    """
+    same = all(math.isclose(factors[0], other, rel_tol=1e-5) for other in factors)
+    return unit_of(factors[0]) if same else MIXED
 
 
 def _look_like_degrees(header: LasHeader) -> bool:
@@ -148,7 +156,10 @@ def _system_of(header: LasHeader) -> CRS | None:
     from pyproj.exceptions import ProjError
 
     with suppress(ProjError):
-        return header.parse_crs()
+        system = header.parse_crs()
+        # The keys of geocentric coordinates may name the geographic system below them.
+        is_base = system and system.is_geographic and _model_type(header) == _GEOCENTRIC
+        return None if is_base else system
     return None
 
 
@@ -213,10 +224,9 @@ def own_projection(header: LasHeader) -> LengthUnit | None:
     keys = _geo_keys(header)
     if keys.get(_PROJECTION) != _USER_DEFINED:
         return None
-    codes = {keys[key] for key in _UNIT_KEYS if key in keys}
-    if not codes or not codes <= _LENGTHS.keys():
-        return UNKNOWN
-    return unit_of(_LENGTHS[codes.pop()]) if len(codes) == 1 else MIXED
+    lengths = [_LENGTHS.get(keys[key]) for key in _UNIT_KEYS if key in keys]
+    known = [length for length in lengths if length is not None]
+    return _unit_of_axes(known) if known and known == lengths else UNKNOWN
 
 
 def units_of_readable(paths: Sequence[Path]) -> dict[Path, LengthUnit]:

@@ -205,6 +205,15 @@ def test_evaluate_writes_rasters_of_source_prediction_and_reference(tmp_path):
         assert (inside[~known] == NO_DATA).all()
 
 
+def test_heights_have_the_unit_of_a_system_with_heights_and_densities_do_not(tmp_path):
+    import pyproj
+
+    cells = aligned_cells(np.array([500_000.5, 4e6]), np.array([500_010.5, 4e6 + 5]), 1.0)
+    write_rasters(tmp_path / "a", [scene()], cells, pyproj.CRS("EPSG:25832+7837"))
+    units = {name: raster.units for name, raster in grids(tmp_path / "a").items()}
+    assert units == {"ground": ("metre",), "canopy": ("metre",), "density": (None,)}
+
+
 @pytest.mark.skipif(shutil.which("gdalinfo") is None, reason="no gdalinfo (apt install gdal-bin)")
 def test_gdalinfo_finds_system_grid_and_no_data(tmp_path):
     import pyproj

@@ -41,6 +41,7 @@ def las(path: Path, system: str | int | None) -> Path:
         (2994, "ft", 0.3048),
         (2263, "US ft", 1200 / 3937),
         ("EPSG:2263+6360", "US ft", 1200 / 3937),
+        ("EPSG:2992+6360", "ft", 0.3048),
         (4978, "m", 1.0),
     ],
 )
@@ -55,6 +56,8 @@ def test_the_unit_is_that_of_the_coordinate_system(system, name, metres, tmp_pat
     [
         ({3076: 9001}, METRE),
         ({3076: 9003, 4099: 9003}, unit_of(1200 / 3937)),
+        ({3076: 9003, 4099: 9002}, unit_of(1200 / 3937)),
+        ({3076: 9001, 4099: 9999}, UNKNOWN),
         ({3076: 9001, 4099: 9002}, MIXED),
         ({3076: 32767}, UNKNOWN),
         ({}, UNKNOWN),
@@ -128,6 +131,7 @@ def test_units_beside_the_code_of_a_projection_count(keys, unit, tmp_path):
         ({1024: 2, 2048: 32767, 3072: 0}, ANGLES, False),
         ({1024: 2, 2048: 4326}, ANGLES, False),
         ({1024: 3, 2048: 32767}, UNKNOWN, True),
+        ({1024: 3, 2048: 4326}, UNKNOWN, True),
         ({1024: 3, 2048: 4978}, METRE, True),
         ({1024: 2, 3072: 25832}, METRE, False),
         ({1024: 3, 3072: 25832}, METRE, False),
