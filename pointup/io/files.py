@@ -266,7 +266,8 @@ def check_writable(path: str | Path) -> None:
     if any(name.lower().endswith(".copc.laz") for name in (path.name, resolve_symlink(path).name)):
         raise FileError(
             f"{path}: COPC files can't be written; name it .laz, and convert that, for example "
-            "with `pdal translate a.laz a.copc.laz`"
+            "with `pdal translate a.laz a.copc.laz --writers.copc.forward=all "
+            "--readers.las.use_eb_vlr=true`"
         )
     if path.suffix.lower() == ".e57":
         check_pye57(path)

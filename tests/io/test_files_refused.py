@@ -269,7 +269,10 @@ def test_paths_that_cannot_be_written_are_refused_before_any_work(tmp_path):
     (tmp_path / "link.laz").symlink_to(tmp_path / "b.copc.laz")
     for name, message in (
         ("a.rcp", r"unknown extension '\.rcp' to write"),
-        ("a.copc.laz", "COPC files can't be written; name it .laz, and convert that"),
+        (
+            "a.copc.laz",
+            r"can't be written; name it .laz, and convert that.* --writers.copc.forward=all",
+        ),
         ("link.laz", "COPC files can't be written"),
     ):
         for refuse in (check_writable, lambda path: write_points(path, scanned())):
