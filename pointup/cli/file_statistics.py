@@ -37,7 +37,7 @@ def inspect_file(path: Path) -> dict[str, Any]:
     """The content of `pointup inspect --json` of a file of points, or of those in a folder or
     virtual point cloud. Raises the errors of `find_inputs` and `iter_points`."""
     count, counts, uncertain = Counter[str](), Counter[int](), UncertaintyByClass()
-    boxes, places = list[np.ndarray](), list[np.ndarray]()
+    boxes, places, keys = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     files = find_inputs([path], point_extensions)
     for cloud in chain.from_iterable(map(iter_points, files)):
         is_new = is_synthetic(cloud)
@@ -50,6 +50,7 @@ def inspect_file(path: Path) -> dict[str, Any]:
             counts.update(classes[(classes >= 0) & (classes < 256)].astype(int).tolist())
         boxes += box_of(cloud.positions)
         places.append(cloud.positions[:: len(cloud) // _MOST_OF_CHUNK + 1, :2])
+        keys.append(_some_keys(cloud.positions))
         if (uncertainty := attribute(cloud, UNCERTAINTY)) is not None:
             classes = np.zeros(len(cloud)) if classes is None else classes
             # Other programs may have changed it.
@@ -58,6 +59,8 @@ def inspect_file(path: Path) -> dict[str, Any]:
     unit = units_of_readable(files).get(files[0], UNKNOWN)
     is_length = unit == UNKNOWN or unit.metres is not None
     area = occupied_area(np.concatenate(places)) if is_length else 0.0
+    some = np.concatenate(keys)
+    num_places = count["num_points"] * (len(np.unique(some)) / len(some) if len(some) else 1.0)
     return {
         "file": str(path),
         **count,
@@ -65,10 +68,19 @@ def inspect_file(path: Path) -> dict[str, Any]:
         "unit": unit.name,
         "low": np.min(boxes, axis=0).tolist(),
         "high": np.max(boxes, axis=0).tolist(),
-        "density": count["num_points"] / area if area else None,
+        "density": num_places / area if area else None,
         "classes": {str(value): counts[value] for value in sorted(counts)},
         "uncertainty": {of: found._asdict() for of, found in uncertain.found().items()},
     }
+
+
+def _some_keys(positions: np.ndarray) -> np.ndarray:
+    """Keys uint64 of an eighth of the places of positions (N, 3): those of a place that is in
+    several files, as in tiles with a buffer, are in all of them, and equal."""
+    x, y, z = np.round(positions.T * 1e6).view(np.uint64)
+    keys = (x * np.uint64(0x9E3779B97F4A7C15) + y) * np.uint64(0xBF58476D1CE4E5B9) + z
+    keys = (keys ^ keys >> np.uint64(31)) * np.uint64(0x94D049BB133111EB)
+    return keys[keys >> np.uint64(61) == 0]
 
 
 def report(found: dict[str, Any]) -> str:

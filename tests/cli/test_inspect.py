@@ -214,6 +214,16 @@ def test_a_survey_is_told_with_system_extent_density_and_classes(tmp_path, capsy
         assert "density" not in capsys.readouterr().out
 
 
+def test_the_density_counts_a_point_in_the_buffers_of_several_tiles_once(tmp_path, capsys):
+    points = UTM_CORNER + np.random.default_rng(0).random((30_000, 3)) * (60, 50, 9)
+    for i in range(3):
+        kept = np.abs(points[:, 0] - UTM_CORNER[0] - 20 * i - 10) < 20
+        write_las(tmp_path / "tiles" / f"{i}.las", points[kept], system=32632)
+    assert main(["inspect", str(tmp_path / "tiles"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_points"] > 45_000 and found["density"] == pytest.approx(10, rel=0.03)
+
+
 def test_a_folder_of_tiles_is_inspected_as_one(tmp_path, capsys):
     points = UTM_CORNER + cloud(40)
     for name in ("a.las", "b.LAS"):
