@@ -30,9 +30,10 @@ INTERPOLATED = frozenset(
 )
 """Attributes that are interpolated."""
 
-OF_MEASUREMENTS = frozenset({"keypoint", "edgeofflightline"})
+OF_MEASUREMENTS = frozenset({"keypoint", "edgeofflightline", "wavepacketindex"})
 """Attributes, without underscores, that are 0 for all new points: flags of chosen measured points,
-which filters keep, as terrain models from key points do."""
+which filters keep, as terrain models from key points do, and the index that says whose waveform
+was recorded."""
 
 _OF_SEVERAL_CHANNELS = frozenset({"rgb", "rgba", "color", "colors"})
 

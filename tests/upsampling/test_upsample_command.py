@@ -122,7 +122,9 @@ def test_a_wider_parent_index_of_a_las_file_is_kept(tmp_path, command):
     assert las.parent_index[40:].max() < 40
 
 
-def test_no_new_point_is_a_key_point_or_at_the_edge_of_a_flight_line(tmp_path, command):
+def test_no_new_point_is_a_key_point_at_the_edge_of_a_flight_line_or_has_a_waveform(
+    tmp_path, command
+):
     flags = {"key_point": np.ones(40, np.uint8), "edge_of_flight_line": np.ones(40, np.uint8)}
     overlap = {"overlap": np.ones(40, np.uint8)}
     write_points(tmp_path / "a.las", PointCloud(positions(40), flags | overlap))
@@ -133,8 +135,9 @@ def test_no_new_point_is_a_key_point_or_at_the_edge_of_a_flight_line(tmp_path, c
         assert np.array_equal(las[name] == 1, ~is_new)
     assert np.array_equal(las["overlap"], np.ones(80))
     # PDAL and text files have other names.
-    cloud = PointCloud(positions(40), {"KeyPoint": flags["key_point"]})
-    assert not upsample(cloud, 2.0, model=small_model(), only_new=True).attributes["KeyPoint"].any()
+    ones = dict.fromkeys(("KeyPoint", "wavepacket_index"), flags["key_point"])
+    cloud = upsample(PointCloud(positions(40), ones), 2.0, model=small_model(), only_new=True)
+    assert not any(cloud.attributes[name].any() for name in ones)
 
 
 def test_a_las_output_has_the_whole_extent_of_a_file_of_another_format(tmp_path, command):
