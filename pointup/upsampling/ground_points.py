@@ -21,14 +21,8 @@ from scipy.spatial import cKDTree
 from pointup.geometry.grids import box_of, in_box, spread
 from pointup.io.cloud import NUMBER_OF_RETURNS
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between
-from pointup.upsampling.ground import (
-    NUM_ABOVE,
-    Ground,
-    class_attribute,
-    is_covered,
-    is_of_ground,
-    neighbors_beside,
-)
+from pointup.upsampling.empty_places import NUM_ABOVE, is_covered, neighbors_beside
+from pointup.upsampling.ground import Ground, class_attribute, is_of_ground
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.selection import shuffled

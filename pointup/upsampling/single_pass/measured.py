@@ -10,7 +10,8 @@ import numpy as np
 from pointup.errors import ConfigError
 from pointup.geometry.neighbors import TreeMaker
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
-from pointup.upsampling.ground import NEAR, Ground, is_afloat, is_covered, neighbors_beside
+from pointup.upsampling.empty_places import NEAR, is_afloat, is_covered, neighbors_beside
+from pointup.upsampling.ground import Ground
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import Reach
 from pointup.upsampling.single_pass.pass_output import ROUNDING

@@ -9,7 +9,7 @@ from scipy.spatial import cKDTree
 from sheets import small_model
 
 from pointup import upsample
-from pointup.upsampling.ground import (
+from pointup.upsampling.empty_places import (
     NEAR,
     NUM_ABOVE,
     is_afloat,
