@@ -18,7 +18,7 @@ from pointup.cli.input_files import describe_page
 from pointup.cli.next_commands import command_after_upsampling
 from pointup.cli.upsample.files import Written
 from pointup.cli.upsample.plan import Job
-from pointup.disk import os_errors, short_name, write_text
+from pointup.disk import os_errors, scratch_errors, short_name, temporary_directory, write_text
 from pointup.errors import DataError, FileError, PointupError
 from pointup.evaluation.rasters import aligned_cells, write_rasters
 from pointup.geometry.grids import in_box
@@ -35,6 +35,8 @@ MAX_NAMED = 5
 """Skipped files that are named; of more, the number is said."""
 # Files with other offsets differ in the last digits of a coordinate.
 _SAME_PLACE = 1e-6
+# Parts of the points where files overlap, of which one at a time is in memory.
+_PARTS = 64
 
 
 class WrittenFiles:
@@ -232,19 +234,25 @@ def _points_in(
 ) -> Iterator[np.ndarray]:
     """The points (n, 3) of files of jobs in an area, without noise; a point in several files once.
 
-    Only points where files overlap are held."""
-    shared = [np.empty((0, 3))]
-    for path, job in files.items():
-        others = [extents[other] for other, of in files.items() if of is not job]
-        for cloud in iter_points(path, bounds=area):
-            kept = ~is_noise(cloud)
-            if job.bounds is not None:
-                kept &= job.bounds.inside(cloud.positions)
-            points = cloud.positions[kept]
-            recur = np.zeros(len(points), bool)
-            for other in others:
-                recur |= in_box(points, other.low - _SAME_PLACE, other.high + _SAME_PLACE)
-            yield points[~recur]
-            shared.append(points[recur])
-    points = np.concatenate(shared)
-    yield points[np.unique(np.round(points / _SAME_PLACE), axis=0, return_index=True)[1]]
+    Points where files overlap, which may be all, are on the disk until all files are read."""
+    with temporary_directory() as folder:
+        for path, job in files.items():
+            others = [extents[other] for other, of in files.items() if of is not job]
+            for cloud in iter_points(path, bounds=area):
+                kept = ~is_noise(cloud)
+                if job.bounds is not None:
+                    kept &= job.bounds.inside(cloud.positions)
+                points = cloud.positions[kept]
+                recur = np.zeros(len(points), bool)
+                for other in others:
+                    recur |= in_box(points, other.low - _SAME_PLACE, other.high + _SAME_PLACE)
+                yield points[~recur]
+                points = points[recur]
+                part = np.round(points[:, 1] / _SAME_PLACE) % _PARTS
+                for number in np.unique(part):
+                    shared = folder / f"{number:.0f}.f64"
+                    with scratch_errors(shared), shared.open("ab") as file:
+                        file.write(points[part == number].tobytes())
+        for shared in folder.glob("*.f64"):
+            points = np.fromfile(shared).reshape(-1, 3)
+            yield points[np.unique(np.round(points / _SAME_PLACE), axis=0, return_index=True)[1]]
