@@ -97,7 +97,7 @@ def _fans_of_words(faces: Sequence[Sequence[bytes]]) -> np.ndarray:
 
 def _read_obj(path: Path) -> Triangles:
     content = path.read_bytes()
-    if re.search(rb"(?m)^\s*(v\s.*#|f\s.*[-#])", content):
+    if re.search(rb"(?m)^\s*(v\s.*#|f\s.*[-#])|^([ \t]+[vf]|[vf]\t)", content):
         lines = content.replace(b"\\\n", b" ").splitlines()
         content = b"\n".join(_with_absolute_indices(lines))
     return _read_by_trimesh(path, content)
@@ -137,8 +137,8 @@ def _read_ply(path: Path) -> Triangles:
     triangles = {"face": dict.fromkeys(FACE_PROPERTIES, 3)}
     try:
         try:
-            data = plyfile.PlyData.read(str(path), mmap=False, known_list_len=triangles)
-        except plyfile.PlyElementParseError:
+            data = plyfile.PlyData.read(str(path), known_list_len=triangles)
+        except (plyfile.PlyElementParseError, ValueError):
             data = plyfile.PlyData.read(str(path), mmap=False)
     except plyfile.PlyElementParseError as error:
         raise DataError(f"{error}; copy it again") from None

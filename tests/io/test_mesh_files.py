@@ -75,6 +75,20 @@ def test_negative_indices_of_obj_faces_count_from_their_line(tmp_path):
     assert set(surface.vertices[:, 2]) == {0, 5}
 
 
+def test_triangles_of_a_binary_ply_file_are_not_read_one_by_one(tmp_path, monkeypatch):
+    trimesh.creation.box(extents=(1, 2, 3)).export(tmp_path / "a.ply")
+    monkeypatch.setattr("plyfile.PlyElement._read_bin", None)
+    assert read_mesh(tmp_path / "a.ply").area == pytest.approx(22)
+
+
+@pytest.mark.parametrize(("before", "blank"), [("  ", " "), ("", "\t")])
+def test_obj_lines_may_be_indented_and_use_tabs(tmp_path, before, blank):
+    lines = ["v 0 0 0", "v 1 0 0", "v 1 1 0", "v 0 1 0", "f 1 2 3 4"]
+    text = "".join(f"{before}{line}\n" for line in lines).replace(" ", blank)
+    (tmp_path / "a.obj").write_text(text)
+    assert read_mesh(tmp_path / "a.obj").area == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
