@@ -226,18 +226,22 @@ def read_mesh(path: str | Path) -> Surface:
 
 
 def _read_obj_vertices(path: Path) -> PointCloud:
-    rows, num_faces = [], 0
+    rows, num_faces, has_colours = [], 0, False
     with os_errors(path, "read"), path.open("rb") as stream:
         for line in stream:
             line = line.lstrip()
             if line.startswith((b"v ", b"v\t")):
-                rows.append(line.split()[1:4])
+                words = line.partition(b"#")[0].split()
+                rows.append(words[1:4])
+                has_colours |= len(words) == 7
             num_faces += line.startswith((b"f ", b"f\t"))
     if num_faces:
         warn_once(
             f"{path}: its {num_faces:,} faces are dropped; to sample the surface of a mesh, see "
             "`pointup prepare meshes`"
         )
+    if has_colours:
+        warn_once(f"{path}: the colours of its vertices are dropped; save it as PLY to keep them")
     try:
         positions = np.array(rows, dtype=np.float64).reshape(len(rows), 3)
     except ValueError:

@@ -197,6 +197,13 @@ def test_dropped_faces_are_reported(tmp_path, suffix, caplog):
     assert "12" in record.getMessage() and "`pointup prepare meshes`" in record.getMessage()
 
 
+def test_dropped_colours_of_obj_vertices_are_reported(tmp_path, caplog):
+    (tmp_path / "a.obj").write_text("v 1 2 3 0.5 0.5 0.5\nv 4 5 6 1 0 0 # red\n")
+    assert read_points(tmp_path / "a.obj").positions.tolist() == [[1, 2, 3], [4, 5, 6]]
+    (record,) = caplog.records
+    assert "colours of its vertices are dropped; save it as PLY" in record.getMessage()
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
