@@ -185,7 +185,9 @@ def _patch_arrays(file: h5py.File) -> dict[str, tuple[int, ...]]:
 def _choose_keys(
     path: Path, arrays: dict[str, tuple[int, ...]], source_key: str | None, target_key: str | None
 ) -> tuple[str, str]:
-    listed = ", ".join(f"{k} {'x'.join(map(str, s))}" for k, s in arrays.items()) or "none"
+    if not arrays:
+        raise FileError(f"{path}: has no arrays of patches, (P, N, 3) or (P, N, 6)")
+    listed = ", ".join(f"{k} {'x'.join(map(str, s))}" for k, s in arrays.items())
     for key in (source_key, target_key):
         if key is not None and key not in arrays:
             raise ConfigError(f"{path}: no array of patches {key!r} (there are: {listed})")
@@ -195,7 +197,7 @@ def _choose_keys(
         for known in KNOWN_KEYS:
             if set(known) <= set(arrays):
                 return known
-    if len(arrays) == 2:
+    if len(arrays) == len({shape[1] for shape in arrays.values()}) == 2:
         smaller, larger = sorted(arrays, key=lambda key: arrays[key][1])
         chosen = source_key or (larger if target_key == smaller else smaller)
         return chosen, larger if chosen == smaller else smaller

@@ -139,6 +139,13 @@ def test_arrays_of_unknown_names_are_chosen_by_size_or_by_keys(tmp_path):
     assert open_patches(path, "a", "b").target_key == "b"
 
 
+def test_points_and_normals_of_a_shape_are_not_paired_as_sparse_and_dense(tmp_path):
+    points = patches(3, 32)
+    path = write(tmp_path / "modelnet.h5", data=points, normal=with_normals(points)[..., 3:])
+    with pytest.raises(ConfigError, match=r"say which arrays.*data 3x32x3, normal 3x32x3"):
+        open_patches(path)
+
+
 def test_unusable_files_are_named(tmp_path):
     junk = tmp_path / "junk.h5"
     junk.write_bytes(b"no HDF5 at all")
@@ -146,6 +153,7 @@ def test_unusable_files_are_named(tmp_path):
     cut = tmp_path / "cut.h5"
     cut.write_bytes(whole.read_bytes()[:-5000])
     uneven = write(tmp_path / "uneven.h5", poisson_256=patches(3, 8), poisson_1024=patches(4, 8))
-    for path in (junk, cut, uneven, tmp_path / "missing.h5"):
+    turned = write(tmp_path / "turned.h5", poisson_256=patches(3, 8).transpose(0, 2, 1))
+    for path in (junk, cut, uneven, turned, tmp_path / "missing.h5"):
         with pytest.raises(FileError, match=path.name):
             open_patches(path)
