@@ -175,7 +175,8 @@ def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
     Raises FileError if there are none, ConfigError if two have the same name.
     """
     if not folder.is_dir():
-        raise FileError(f"{folder}: no such folder")
+        problem = "is a file; name its folder" if folder.exists() else "no such folder"
+        raise FileError(f"{folder}: {problem}")
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         # macOS leaves files such as ._a.xyz beside a.xyz on disks of other systems.

@@ -311,6 +311,8 @@ def test_errors_in_folders_name_the_file(folders):
     truth, inputs = folders / "truth", folders / "inputs"
     with pytest.raises(FileError, match="nowhere: no such folder"):
         StoredShapes(truth, folders / "nowhere")
+    with pytest.raises(FileError, match=r"b\.txt: is a file; name its folder"):
+        StoredShapes(truth, inputs / "b.txt")
     (inputs / "b.txt").rename(inputs / "c.txt")
     with pytest.raises(FileError, match="no file named b;"):
         StoredShapes(truth, inputs)
