@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 from pointup.errors import FileError
 from pointup.io.cloud import LAS_EXTENSIONS, PointCloud
-from pointup.io.files import read_first, read_points
+from pointup.io.files import TEXT_EXTENSIONS, read_first, read_points
 
 CRS_OWNER, WKT, GEO_KEYS = "LASF_Projection", 2112, (34735, 34736, 34737)
 
@@ -146,16 +146,16 @@ class Surveys:
     rescaled: tuple[int, int] | None
 
 
-def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys:
+def find_surveys(extents: Sequence[FileExtent]) -> Surveys:
     """Group adjacent files into surveys.
 
-    `kinds` holds a name of each file's format. Files of one survey have the same format, attributes
-    and coordinate system. If files of different folders lie on top of each other, each folder is
-    grouped separately, so that several folders can hold surveys of the same place. A file that lies
-    on top of another file of its own folder is a survey alone.
+    Files of one survey have the same format, attributes and coordinate system. If files of
+    different folders lie on top of each other, each folder is grouped separately, so that several
+    folders can hold surveys of the same place. A file that lies on top of another file of its own
+    folder is a survey alone.
     """
-    labels = [_label(extents, key) for key in (lambda e: e.crs, lambda e: e.attributes)]
-    label = np.column_stack([_label(kinds, str), *labels])
+    keys = (_format, lambda e: e.crs, lambda e: e.attributes)
+    label = np.column_stack([_label(extents, key) for key in keys])
     adjacent, stacked = _adjacent_and_stacked(extents)
     unlike, difference, num_unlike = None, "", 0
     for i, j in adjacent:
@@ -215,6 +215,11 @@ def _adjacent_and_stacked(
         adjacent += [(i, i + 1 + int(j)) for j in np.flatnonzero(near & beside)]
         stacked += [(i, i + 1 + int(j)) for j in np.flatnonzero(near & ~beside)]
     return adjacent, stacked
+
+
+def _format(extent: FileExtent) -> str:
+    suffix = extent.path.suffix.lower()
+    return next((of[0] for of in (LAS_EXTENSIONS, TEXT_EXTENSIONS) if suffix in of), suffix)
 
 
 def _label(items: Sequence, key: Callable) -> np.ndarray:

@@ -25,8 +25,8 @@ def extent(
     return FileExtent(Path(name), low, high, **values)  # type: ignore[arg-type]
 
 
-def groups(*extents: FileExtent, kinds: str = "") -> list[list[int]]:
-    return find_surveys(extents, kinds or "l" * len(extents)).groups
+def groups(*extents: FileExtent) -> list[list[int]]:
+    return find_surveys(extents).groups
 
 
 def test_adjacent_tiles_are_one_survey_and_gaps_separate_surveys():
@@ -62,12 +62,12 @@ def test_files_on_top_of_each_other_are_separate_surveys():
     years = [
         extent((i, i + 100), (0, 100), f"{year}/t{i}.las") for year in (21, 22) for i in (0, 100)
     ]
-    assert groups(*years) == [[0, 1], [2, 3]] and find_surveys(years, "llll").by_folder
+    assert groups(*years) == [[0, 1], [2, 3]] and find_surveys(years).by_folder
     together = [replace(extent, path=Path(f"all/{i}.las")) for i, extent in enumerate(years)]
-    assert find_surveys(together, "llll").stacked == [0, 1, 2, 3]
+    assert find_surveys(together).stacked == [0, 1, 2, 3]
     # Files on top of each other in one folder leave tiles of other folders joined.
     others = [extent((i, i + 100), (0, 100), f"{i}/t.las") for i in (200, 300)]
-    found = find_surveys([*together[::2], *others], "llll")
+    found = find_surveys([*together[::2], *others])
     assert found.groups == [[0], [1], [2, 3]] and found.stacked == [0, 1] and not found.by_folder
 
 
@@ -77,11 +77,16 @@ def test_adjacent_files_that_differ_are_not_joined_and_the_difference_is_reporte
         ("crs", (b"feet",), "coordinate system"),
         ("attributes", (("red", "<u2", ()),), "attributes"),
     ):
-        found = find_surveys([one, extent((100, 200), (0, 100), **{name: value})], "ll")
+        found = find_surveys([one, extent((100, 200), (0, 100), **{name: value})])
         assert found.groups == [[0], [1]]
         assert found.unlike == (0, 1) and found.difference == difference
-    found = find_surveys([one, extent((100, 200), (0, 100))], "ls")
-    assert found.groups == [[0], [1]] and found.unlike is None
+
+
+def test_adjacent_files_of_different_formats_are_not_joined():
+    names = ("a.las", "b.LAZ", "c.xyz", "d.csv", "e.obj", "f.ply", "g.ply")
+    row = [extent((100 * i, 100 * i + 100), (0, 100), name) for i, name in enumerate(names)]
+    found = find_surveys(row)
+    assert found.groups == [[0, 1], [2, 3], [4], [5, 6]] and found.unlike is None
 
 
 @pytest.mark.parametrize("suffix", [".laz", ".ply"])
@@ -127,7 +132,7 @@ def test_overlapping_files_of_one_survey_are_of_one_grid_up_to_whole_steps_and_s
         ]
         sides = ((0, 100), (90, 200))
         return find_surveys(
-            [extent(x, (0, 100), **k) for x, k in zip(sides, known, strict=True)], "ll"
+            [extent(x, (0, 100), **k) for x, k in zip(sides, known, strict=True)]
         ).rescaled
 
     assert rescaled(0.1, 0.0) is None and rescaled(0.1, 90.3) is None

@@ -199,7 +199,7 @@ def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) ->
         plan.surveys = [[job] for job in readable]
         return plan
     extents = [job.extent for job in readable if job.extent]
-    found = find_surveys(extents, [job.model for job in readable])
+    found = find_surveys(extents)
     plan.surveys = [[readable[i] for i in group] for group in found.groups]
     if found.unlike:
         one, other = (readable[number].source for number in found.unlike)
