@@ -209,6 +209,18 @@ def test_a_shard_whose_own_files_are_damaged_reports_them_and_ends(tiles, tmp_pa
     assert "2.las: has points outside of the extent" in capsys.readouterr().err
 
 
+def test_a_shard_made_without_a_damaged_neighbour_is_made_again_by_the_same_command(
+    tiles, tmp_path, model, capsys
+):
+    content = bytearray((tiles / "1.las").read_bytes())
+    struct.pack_into("<2d", content, 179, CORNER[0] + 41, CORNER[0] + 40)
+    (tiles / "1.las").write_bytes(content)
+    for _ in range(2):
+        assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", "1/3") == 1
+        assert "1.las: has points outside of the extent" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").glob("*.las")] == ["0.las"]
+
+
 def test_a_file_that_is_cut_short_is_an_error_of_the_first_shard_alone(
     tiles, tmp_path, model, capsys
 ):

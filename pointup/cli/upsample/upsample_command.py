@@ -209,7 +209,8 @@ class Upsample:
                 written.files += files
                 written.errors += of_files
                 if finished and workers.is_main:
-                    finished.record(files, identity, made_by)
+                    # Files that are made without one of their survey are made again.
+                    finished.record(files, "" if of_files else identity, made_by)
             is_busy = any(isinstance(error, BusyError) for error in written.errors[earlier:])
             if finished and workers.from_main(is_busy):
                 # It waits for the end of the other call, after all others.
