@@ -72,7 +72,7 @@ class TrainingData:
         if differing:
             raise ConfigError(
                 f"the dataset has changed since the checkpoint ({', '.join(differing)}): restore "
-                "it, or start a new run in another --output-dir"
+                "it, give --data in the same order, or start a new run in another --output-dir"
             )
 
     def notes(self) -> list[str]:
