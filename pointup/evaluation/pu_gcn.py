@@ -239,6 +239,15 @@ class StoredShapes:
     def __len__(self) -> int:
         return len(self.truths)
 
+    def check_files(self) -> None:
+        """Read all files; raises FileError for the first that can't be read."""
+        for name, truth in self.truths.items():
+            clouds = truth, self.inputs.get(name), self.predictions.get(name)
+            for path in filter(None, clouds):
+                _read(path)
+            if name in self.meshes:
+                read_mesh(self.meshes[name])
+
     def __iter__(self) -> Iterator[Shape]:
         for name, path in self.truths.items():
             shape = Shape(
@@ -286,6 +295,11 @@ class DrawnShapes:
 
     def __len__(self) -> int:
         return self.num_seeds * len(files_of_shapes(self.meshes, mesh_extensions))
+
+    def check_files(self) -> None:
+        """Read all files; raises FileError for the first that can't be read."""
+        for path in files_of_shapes(self.meshes, mesh_extensions).values():
+            read_mesh(path)
 
     def __iter__(self) -> Iterator[Shape]:
         num_truth = round(self.ratio * self.num_source)

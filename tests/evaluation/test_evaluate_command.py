@@ -140,6 +140,27 @@ def test_shapes_and_surveys_are_upsampled_with_the_requested_oversampling(
         assert capsys.readouterr().out.count(text) == (2 if oversampling > 1 else 0)
 
 
+@pytest.mark.parametrize("folder", ["meshes", "truth", "inputs", "predictions"])
+def test_a_damaged_file_is_refused_before_any_shape_is_measured(
+    folder, meshes, tmp_path, capsys, monkeypatch
+):
+    measured = []
+    monkeypatch.setattr(
+        "pointup.cli.evaluate.shapes.evaluate_shape", lambda *of: measured.append(of) or {}
+    )
+    words = ["evaluate", "shapes", "--meshes", str(meshes)]
+    for kind in () if folder == "meshes" else ("truth", "inputs", "predictions"):
+        (tmp_path / kind).mkdir()
+        words += [f"--{kind}", str(tmp_path / kind)]
+        for name in ("one", "two"):
+            np.savetxt(tmp_path / kind / f"{name}.xyz", np.eye(3))
+    (damaged,) = (tmp_path / folder).glob("two.*")
+    damaged.write_text("damaged")
+    assert main(words) == 1
+    assert str(damaged) in capsys.readouterr().err
+    assert not measured
+
+
 def test_16x_passes_and_both_protocols_are_reported(meshes, tmp_path, capsys):
     cds = []
     for protocol in ("pu-gcn", "half"):

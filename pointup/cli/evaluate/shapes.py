@@ -58,6 +58,7 @@ def evaluate(options: Shapes) -> int:
         raise ConfigError("--denoise needs --model, such as noisy")
     shapes = chosen_shapes(options)
     upsampler = open_model(options.model, options.oversampling)
+    shapes.check_files()  # Measuring a set takes minutes.
     measured: list[dict[str, Any]] = []
     trusted: list[tuple[np.ndarray, np.ndarray]] = []
     sizes, num_subsets, num_other_sizes = set(), 0, 0
