@@ -12,7 +12,13 @@ import pytest
 from browser import OpenPage, open_browser
 
 from pointup.visualization.viewer.document import write_viewer
-from pointup.visualization.viewer.scenes import Channel, Layer, Scene, error_channel
+from pointup.visualization.viewer.scenes import (
+    CLASS_NAMES,
+    Channel,
+    Layer,
+    Scene,
+    error_channel,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +131,24 @@ def test_the_names_of_colour_maps_are_shown_whole(opened):
     assert given >= opened.do(wide) > 0
 
 
+def test_the_ends_of_a_range_and_the_number_of_points_are_shown_whole(opened):
+    cut = "(id) => byId(id).scrollWidth > byId(id).clientWidth"
+    opened.do("viewer.change({color: 'height', ranges: {height: [1234.567, 1239.567]}})")
+    assert not opened.page.evaluate(cut, "low") and not opened.page.evaluate(cut, "high")
+    opened.do("viewer.change({color: 'error', mode: 'fade'})")
+    assert not opened.page.evaluate(cut, "status")
+
+
+def test_the_legend_says_that_some_points_are_higher_than_its_last_colour(browser, tmp_path):
+    points = landscape(4000)
+    points[0, 2] = 90
+    write_viewer(tmp_path / "mast.html", [Scene("mast", [Layer("mast", points)], unit="m")], "")
+    with open_page(browser, tmp_path / "mast.html") as page:
+        assert "≥ 14.9 m" in page.page.inner_text("#legend")
+        page.do("viewer.change({ranges: {height: [0, 90]}})")
+        assert "≥" not in page.page.inner_text("#legend")
+
+
 def test_points_that_a_slice_a_class_or_a_slider_hides_are_not_counted_as_drawn(opened):
     changes = {
         "": "50,000 of 50,000 points drawn",
@@ -150,6 +174,13 @@ def test_each_key_changes_the_picture_or_the_page(opened):
     opened.page.keyboard.press("Escape")
     opened.press("h")
     assert not opened.page.is_visible("#panel")
+
+
+def test_a_key_works_after_a_click_on_a_check_box(opened):
+    opened.page.click("#slice")
+    place = opened.page.evaluate("viewer.state.clip.place")
+    opened.press("]")
+    assert opened.page.evaluate("viewer.state.clip.place") > place
 
 
 def test_the_pointer_turns_the_view_and_the_wheel_comes_nearer(opened):
@@ -245,6 +276,40 @@ def test_a_screenshot_is_a_picture_of_the_view_with_its_legend(opened, tmp_path)
     assert np.abs(picture[100:height] - drawn[100:]).mean() < 1, "the points"
     legend = picture[height + 5 :, width // 2 :]
     assert (np.ptp(legend, axis=2) > 60).sum() > 1000, "its colour bar"
+
+
+def test_a_screenshot_names_each_class_of_its_legend_and_what_is_hidden(browser, tmp_path):
+    points = landscape(4000)
+    classes = Channel(
+        np.arange(4000, dtype=np.uint8) % 12, "category", "class", categories=CLASS_NAMES
+    )
+    layer = Layer("classes", points, {"class": classes})
+    write_viewer(tmp_path / "page.html", [Scene("classes", [layer], color="class")], "")
+    with open_page(browser, tmp_path / "page.html") as page:
+        written = page.page.evaluate("""() => {
+            const context = document.createElement("canvas").getContext("2d"), written = [];
+            context.fillText = (text, right) =>
+                written.push([text, right - context.measureText(text).width]);
+            const legend = legendOf(viewer.state, manifest.scenes[0], viewer.stage);
+            drawLegend(context, legend, viewer.overlay);
+            return written;
+        }""")
+    texts, lefts = zip(*written, strict=True)
+    assert {"class", "never classified", "high vegetation", "water", "and 2 more"} <= set(texts)
+    assert min(lefts) > 140, "beside the scale bar"
+
+
+def test_on_a_phone_the_button_of_the_controls_leaves_the_caption_free(browser, path):
+    with open_page(browser, path, (390, 780)) as page:
+        page.page.click("#toggle")
+        page.do("viewer.change({mode: 'swipe'})")
+        right = page.page.evaluate("""() => {
+            let right = 0;
+            viewer.overlay.write = (text, x) => (right = Math.max(right, x));
+            viewer.overlay.draw();
+            return right;
+        }""")
+        assert right < page.page.locator("#toggle").bounding_box()["x"]
 
 
 def test_another_sample_opens_and_a_phone_folds_the_controls(browser, path):

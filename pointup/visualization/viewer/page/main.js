@@ -270,7 +270,9 @@ function step(event, right, upwards) {
 }
 
 document.addEventListener("keydown", (event) => {
-  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.key !== "Escape";
+  // What has the focus keeps the keys that it uses itself: a check box has none of these.
+  const { type } = event.target;
+  const typing = (type === "number" || type === "select-one" || (type === "range" && /^Arrow/.test(event.key))) && event.key !== "Escape";
   if (typing || event.ctrlKey || event.metaKey || event.altKey || !stage || byId("keys").open) return;
   const views = scene.up === "z" ? VIEWS : SHAPE_VIEWS;
   const action = views[Number(event.key) - 1] ? () => stage.look(...views[Number(event.key) - 1].slice(1)) : SHORTCUTS[event.key];

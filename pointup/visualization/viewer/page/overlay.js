@@ -53,7 +53,7 @@ class Overlay {
     const name = (group) => group.map((cloud) => cloud.layer.name).join(" + ");
     const top = panel.y + (width < 720 ? 26 : 30);
     // The button that brings the controls back lies in this corner.
-    const right = panel.x + panel.width - (document.body.classList.contains("folded") ? 64 : 18);
+    const right = panel.x + panel.width - (document.body.classList.contains("folded") || innerWidth <= 720 ? 64 : 18);
     if (!b) {
       const total = a.reduce((sum, cloud) => sum + cloud.layer.total, 0);
       this.write(name(a), panel.x + 18, top, { size: 16, weight: 650 });

@@ -181,7 +181,9 @@ function legendOf(state, scene, stage) {
   if (without.length) lines.push(`grey: not known for ${without.join(", ")}`);
   if (isScale(scene, state.color)) {
     const [low, high] = rangeOf(state, scene);
-    const above = channel && high < channel.high ? "≥ " : "";
+    const up = scene.up === "z" ? 2 : 1;
+    const top = channel?.high ?? scene.high[up] + scene.origin[up];
+    const above = high < top ? "≥ " : "";
     if (channel && limitOf(state) < channel.high) lines.push(`hidden: above ${format(limitOf(state), unit, high - low)}`);
     // A long unit, such as points/m², is named once.
     const [label, short] = unit.length > 4 ? [`${channel.label}, ${unit}`, ""] : [channel?.label ?? "height", unit];
@@ -207,7 +209,7 @@ function showLegend(state, scene, stage) {
     const image = context.createImageData(256, 1);
     for (let i = 0; i < 256; i++) image.data.set([...legend.colors.slice(3 * i, 3 * i + 3), 255], 4 * i);
     context.putImageData(image, 0, 0);
-parts.push(legend.low, bar, legend.high);
+    parts.push(legend.low, bar, legend.high);
   }
   for (const [color, name] of legend.items ?? []) {
     const swatch = element("span", { className: "swatch" });

@@ -83,19 +83,23 @@ function saveScreenshot(stage, overlay, legend) {
   link.click();
 }
 
-/** The legend in one line that ends in the lower right corner. */
-function drawLegend(context, { label, colors, low, high, items }, { canvas, stage, ink }) {
+/** The legend in lines that end in the lower right corner. */
+function drawLegend(context, { label, colors, low, high, items, lines }, { canvas, stage, ink }) {
   context.setTransform(stage.ratio, 0, 0, stage.ratio, 0, 0);
   Object.assign(context, { font: "12.5px system-ui, sans-serif", textAlign: "right" });
-  const y = canvas.clientHeight - 20;
+  let y = canvas.clientHeight - 20;
   let right = canvas.clientWidth - 18;
-  const write = (text) => {
+  const write = (text, more = 0) => {
+    const { width } = context.measureText(text);
+    // Further left is the scale bar.
+    if (right - width - more < 160) [right, y] = [canvas.clientWidth - 18, y - 18];
     context.fillStyle = ink;
     context.fillText(text, right, y);
-    right -= context.measureText(text).width + 12;
+    right -= width + 12;
   };
+  [...lines].reverse().forEach((text) => write(text));
   if (colors) {
-    write(high);
+    write(high, 240);
     for (let i = 0; i < 170; i++) {
       const at = 3 * Math.floor((i / 170) * 256);
       context.fillStyle = `rgb(${colors.slice(at, at + 3).join(",")})`;
@@ -105,7 +109,7 @@ function drawLegend(context, { label, colors, low, high, items }, { canvas, stag
     write(low);
   }
   for (const [color, name] of [...(items ?? [])].reverse()) {
-    write(name);
+    write(name, 20);
     context.fillStyle = color;
     context.fillRect(right - 6, y - 10, 12, 12);
     right -= 20;
