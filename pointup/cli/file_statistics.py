@@ -29,8 +29,9 @@ from pointup.upsampling.ground import occupied_area
 from pointup.upsampling.new_points import UncertaintyByClass
 from pointup.visualization.viewer.scenes import CLASS_NAMES
 
-_MOST_OF_CHUNK = 100_000
-"""Largest number of points of a chunk that tell which ground is covered, to limit memory."""
+# Largest numbers of points that tell which ground is covered, of a chunk and in all, and of places
+# that tell how many are in several files.
+_MOST_OF_CHUNK, _MOST_PLACES, _MOST_KEYS = 100_000, 4_000_000, 2_000_000
 
 
 def inspect_file(path: Path) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def inspect_file(path: Path) -> dict[str, Any]:
     virtual point cloud. Raises the errors of `find_inputs` and `iter_points`."""
     count, counts, uncertain = Counter[str](), Counter[int](), UncertaintyByClass()
     boxes, places, keys = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    step, num_bits = 1, 3
     files = find_inputs([path], point_extensions)
     for cloud in chain.from_iterable(map(iter_points, files)):
         is_new = is_synthetic(cloud)
@@ -49,8 +51,15 @@ def inspect_file(path: Path) -> dict[str, Any]:
         if classes is not None:
             counts.update(classes[(classes >= 0) & (classes < 256)].astype(int).tolist())
         boxes += box_of(cloud.positions)
-        places.append(cloud.positions[:: len(cloud) // _MOST_OF_CHUNK + 1, :2])
-        keys.append(_some_keys(cloud.positions))
+        # Copied: a part of the positions would keep all in memory.
+        places.append(cloud.positions[:: step * (len(cloud) // _MOST_OF_CHUNK + 1), :2].copy())
+        if sum(map(len, places)) > _MOST_PLACES:
+            step, places = 2 * step, [part[::2] for part in places]
+        if len(files) > 1:
+            keys.append(_some(_keys(cloud.positions), num_bits))
+        while sum(map(len, keys)) > _MOST_KEYS:
+            num_bits += 1
+            keys = [_some(part, num_bits) for part in keys]
         if (uncertainty := attribute(cloud, UNCERTAINTY)) is not None:
             classes = np.zeros(len(cloud)) if classes is None else classes
             # Other programs may have changed it.
@@ -59,7 +68,7 @@ def inspect_file(path: Path) -> dict[str, Any]:
     unit = units_of_readable(files).get(files[0], UNKNOWN)
     is_length = unit == UNKNOWN or unit.metres is not None
     area = occupied_area(np.concatenate(places)) if is_length else 0.0
-    some = np.concatenate(keys)
+    some = np.concatenate([*keys, np.empty(0, np.uint64)])
     num_places = count["num_points"] * (len(np.unique(some)) / len(some) if len(some) else 1.0)
     return {
         "file": str(path),
@@ -74,13 +83,17 @@ def inspect_file(path: Path) -> dict[str, Any]:
     }
 
 
-def _some_keys(positions: np.ndarray) -> np.ndarray:
-    """Keys uint64 of an eighth of the places of positions (N, 3): those of a place that is in
-    several files, as in tiles with a buffer, are in all of them, and equal."""
+def _keys(positions: np.ndarray) -> np.ndarray:
+    """Keys uint64 of the places of positions (N, 3), equal for a place that is in several files, as
+    in tiles with a buffer."""
     x, y, z = np.round(positions.T * 1e6).view(np.uint64)
     keys = (x * np.uint64(0x9E3779B97F4A7C15) + y) * np.uint64(0xBF58476D1CE4E5B9) + z
-    keys = (keys ^ keys >> np.uint64(31)) * np.uint64(0x94D049BB133111EB)
-    return keys[keys >> np.uint64(61) == 0]
+    return (keys ^ keys >> np.uint64(31)) * np.uint64(0x94D049BB133111EB)
+
+
+def _some(keys: np.ndarray, num_bits: int) -> np.ndarray:
+    """Those of the keys whose first bits are 0: the same in all files."""
+    return keys[keys >> np.uint64(64 - num_bits) == 0]
 
 
 def report(found: dict[str, Any]) -> str:

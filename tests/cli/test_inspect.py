@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,12 @@ from matplotlib.image import imread
 from survey_files import UTM_CORNER, write_las
 from viewer_files import scenes_of
 
+from pointup.cli import file_statistics
 from pointup.cli.dataset_statistics import inspect_dataset
 from pointup.cli.main import main
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
+from pointup.io.cloud import PointCloud
 
 
 def cloud(number: int, seed: int = 0) -> np.ndarray:
@@ -214,7 +218,12 @@ def test_a_survey_is_told_with_system_extent_density_and_classes(tmp_path, capsy
         assert "density" not in capsys.readouterr().out
 
 
-def test_the_density_counts_a_point_in_the_buffers_of_several_tiles_once(tmp_path, capsys):
+@pytest.mark.parametrize("most", [1_000_000, 3_000])
+def test_the_density_counts_a_point_in_the_buffers_of_several_tiles_once(
+    most, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(file_statistics, "_MOST_PLACES", most)
+    monkeypatch.setattr(file_statistics, "_MOST_KEYS", most)
     points = UTM_CORNER + np.random.default_rng(0).random((30_000, 3)) * (60, 50, 9)
     for i in range(3):
         kept = np.abs(points[:, 0] - UTM_CORNER[0] - 20 * i - 10) < 20
@@ -222,6 +231,27 @@ def test_the_density_counts_a_point_in_the_buffers_of_several_tiles_once(tmp_pat
     assert main(["inspect", str(tmp_path / "tiles"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_points"] > 45_000 and found["density"] == pytest.approx(10, rel=0.03)
+
+
+def test_a_larger_survey_is_inspected_in_no_more_memory(tmp_path, monkeypatch):
+    square, peaks = np.random.default_rng(0).random((10_000, 3)), []
+    for name in ("0.las", "1.las"):
+        write_las(tmp_path / name, UTM_CORNER + cloud(40))
+    monkeypatch.setattr(file_statistics, "_MOST_PLACES", 4_000)
+    monkeypatch.setattr(file_statistics, "_MOST_KEYS", 4_000)
+    for number in (5, 100):
+
+        def a_row_of_squares(path: Path, number: int = number) -> Iterator[PointCloud]:
+            return (PointCloud(square + np.array([x, int(path.stem), 0])) for x in range(number))
+
+        monkeypatch.setattr(file_statistics, "iter_points", a_row_of_squares)
+        tracemalloc.start()
+        found = file_statistics.inspect_file(tmp_path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert found["num_points"] == 20_000 * number
+        assert found["density"] == pytest.approx(10_000, rel=0.1)
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 def test_a_folder_of_tiles_is_inspected_as_one(tmp_path, capsys):
