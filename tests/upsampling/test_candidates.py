@@ -89,9 +89,11 @@ def test_points_may_have_different_numbers_of_children(make_store):
         found = candidates_of(model, region, core, slots, 100)
         return np.split(found.offset, np.cumsum(slots)[:-1])
 
+    # Products of matrices of other sizes round differently, on some processors.
+    rounding = 2 * np.finfo(np.float32).eps * np.abs(region.rows["position"]).max()
     mixed, most = candidates(num_slots), candidates(np.full(300, 5))
     for slots, some, all_five in zip(num_slots, mixed, most, strict=True):
-        assert np.allclose(some, all_five[:slots], atol=1e-6)
+        assert np.allclose(some, all_five[:slots], rtol=0, atol=rounding)
 
 
 @pytest.mark.parametrize("name", ["embed.0.weight", "pull.bias", "quota_powers"])

@@ -209,8 +209,10 @@ class Upsample:
                 written.files += files
                 written.errors += of_files
                 if finished and workers.is_main:
-                    # Files that are made without one of their survey are made again.
-                    finished.record(files, "" if of_files else identity, made_by)
+                    # Files that are made without one of their survey are made again. A picture is
+                    # of a single file: the error may be of its drawing.
+                    is_whole = not of_files or self.picture
+                    finished.record(files, identity if is_whole else "", made_by)
             is_busy = any(isinstance(error, BusyError) for error in written.errors[earlier:])
             if finished and workers.from_main(is_busy):
                 # It waits for the end of the other call, after all others.
