@@ -191,7 +191,7 @@ def test_a_command_that_is_killed_after_its_last_part_continues_unless_it_is_ano
         assert prepare(surveys, tmp_path / "pairs") == 130
     capsys.readouterr()
     assert prepare(surveys, tmp_path / "pairs", "--seed", 1) == 1
-    assert "with other seed; delete it" in capsys.readouterr().err
+    assert "differs in seed; delete it" in capsys.readouterr().err
     words = ["prepare", "default", "--num-pairs", "1", "-o", str(tmp_path / "pairs")]
     assert main(words) == 1
     assert "holds the unfinished dataset of another command" in capsys.readouterr().err

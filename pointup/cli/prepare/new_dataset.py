@@ -177,7 +177,7 @@ class Making:
         differing = [name for name in options if before.get(name) != options[name]]
         if differing:
             raise ConfigError(
-                f"{self.scratch}: holds the unfinished dataset of a command with other "
+                f"{self.scratch}: holds the unfinished dataset of a command that differs in "
                 f"{' and '.join(differing)}; delete it, or repeat that command"
             )
 
