@@ -302,7 +302,7 @@ def _check_kind(ptr: Tensor) -> None:
 
 
 def _check_bounds(pos: Tensor, first: int, last: int, num_reversed: int) -> None:
-    if first != 0 or last != len(pos) or pos.dim() != 2:
+    if first != 0 or last != len(pos) or pos.shape[1:] != (3,):
         raise ValueError(
             f"ptr runs from {first} to {last} for points of shape {tuple(pos.shape)}; "
             "expected (N, 3) points and a ptr from 0 to N"

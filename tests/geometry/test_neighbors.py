@@ -214,6 +214,9 @@ def test_a_ptr_that_does_not_fit_the_points_is_refused():
     for wrong in (torch.zeros(5, 3).numpy(), [0, 5]), (torch.zeros(5, 3), [0, 5]):
         with pytest.raises(ValueError, match=r"^points and ptr are \w+ and list: make tensors"):
             knn(*wrong, 2)  # type: ignore[arg-type]
+    for columns in (2, 6):
+        with pytest.raises(ValueError, match=rf"shape \(6, {columns}\); expected \(N, 3\) points"):
+            knn(torch.zeros(6, columns), torch.tensor([0, 6]), 1)
     with pytest.raises(ValueError, match="2 clouds of queries for 1 clouds of points"):
         nearest(pos, torch.tensor([0, 3, 6]), pos, torch.tensor([0, 6]))
     with pytest.raises(ValueError, match="k must be at least 1"):
