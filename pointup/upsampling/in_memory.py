@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pointup.disk import temporary_directory
-from pointup.errors import ConfigError, DataError, FileError
+from pointup.errors import ConfigError, DataError, FileError, ModelError
 from pointup.io.cloud import (
     LAS_EXTENSIONS,
     PointCloud,
@@ -265,6 +265,9 @@ def load_model(model: Upsampler | str | Path, device: torch.device) -> Upsampler
     Raises ModelError if the model can't be loaded.
     """
     if not isinstance(model, Upsampler):
+        if isinstance(model, torch.nn.Module):
+            # Its name would be its description, of thousands of characters.
+            raise ModelError(f"model: a {type(model).__name__}; give the pointup.Upsampler in it")
         return Upsampler.from_pretrained(model).eval().to(device)
     is_ready = all(weights.device == device for weights in model.parameters())
     is_ready &= not any(module.training for module in model.modules())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sheets import sheet, small_model
 
 from pointup import upsample
-from pointup.errors import ConfigError, DataError, FileError
+from pointup.errors import ConfigError, DataError, FileError, ModelError
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.options import UpsampleOptions
@@ -219,6 +219,12 @@ def test_the_ratio_counts_the_points_that_are_upsampled(seed, ratio, classes):
 
 def test_without_classes_all_points_are_taken():
     assert PointFilter()(PointCloud(sheet(50))).all()
+
+
+@pytest.mark.parametrize("wrapper", [torch.nn.DataParallel, torch.nn.Sequential])
+def test_a_module_around_the_model_is_refused_in_a_line(wrapper):
+    with pytest.raises(ModelError, match=rf"^model: a {wrapper.__name__}; give the "):
+        upsample(sheet(50), model=wrapper(small_model()))
 
 
 def test_a_model_in_training_is_left_as_it_was():
