@@ -90,7 +90,7 @@ def test_a_report_has_best_evaluations_options_that_differ_and_samples(data, tmp
     # An untrained model equals the midpoint baseline in positions, not in density.
     assert "4 of 4 validation pairs, upsampled with the model of" in html
     assert "The share is the mean of the ratios of the pairs, not the ratio of the means." in html
-    assert html.count("The figures are those of the output of `pointup upsample`") == 1
+    assert html.count("The figures are those of the output of <code>pointup upsample</code>") == 1
     assert html.count("data:image/png") == 3 and html.count("srcdoc=") == 1
     assert "open it in a browser" in capsys.readouterr().out
 
@@ -160,6 +160,18 @@ def test_curves_are_named_by_their_runs_whatever_the_names(data, tmp_path):
     for svg in charts.values():
         texts = [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
         assert [text for text in texts if text in names] == names
+
+
+def test_of_one_evaluation_the_axis_has_whole_steps_only(data, tmp_path):
+    charts = curve_charts(read_runs([make_run(tmp_path / "run", data, 0.02, [0.9])]))
+    axis = charts["Share of the midpoint baseline"].partition('id="matplotlib.axis_2"')[0]
+    assert re.findall(r"<text[^>]*>([^<]*)</text>", axis) == ["10", "step"]
+
+
+def test_what_stands_between_backticks_is_code_on_the_page(data, tmp_path):
+    run = make_run(tmp_path / "run", data, 0.02, [0.9])
+    html = report_html(read_runs([run]), None, "`a<b` is missing", "")
+    assert "<p><code>a&lt;b</code> is missing</p>" in html
 
 
 def test_the_length_of_a_run_is_its_last_known_step(data, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -178,7 +179,9 @@ def _folded(title: str, content: str) -> str:
 
 
 def _text(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
+    """A paragraph; what stands between backticks is code."""
+    coded = re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+    return f"<p>{coded}</p>"
 
 
 def _table(rows: Sequence[Row], note: str = "") -> str:
@@ -269,6 +272,8 @@ def _chart(
     axes.grid(color="#e6e8eb", linewidth=0.7)
     axes.tick_params(colors=INK, labelsize=9)
     axes.set_xlabel("step", color=FAINT)
+    # Of one evaluation, too.
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     if in_percent:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     named = []
