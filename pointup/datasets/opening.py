@@ -198,6 +198,8 @@ def _saved_splits(folder: Path) -> list[_StoredSplit]:
         for name, place in folders.items():
             state = json.loads((place / "state.json").read_text(encoding="utf-8"))
             files = frozenset(_inside(place, file["filename"]) for file in state["_data_files"])
+            if not files:  # `datasets` stores such a split, but can't open it.
+                raise DataError(f"{folder}: its split {name!r} is empty; store it without that one")
             splits.append(_StoredSplit(name, folder, str(state["_fingerprint"]), files))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(

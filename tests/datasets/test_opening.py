@@ -1,4 +1,4 @@
-"""A dataset reads and writes no files out of its folder."""
+"""A dataset is opened as it is stored; it reads and writes no files out of its folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from datasets import Dataset, DatasetDict
 
 from pointup.datasets.opening import open_samples
 from pointup.datasets.pair import Pair
@@ -66,6 +67,14 @@ def test_files_that_a_dataset_names_out_of_its_folder_are_refused(what, is_absol
         (folder / "README.md").write_text(f"---\n{pattern}---\n")
     with pytest.raises(DataError, match=r"names the file .*other.*, which is not in"):
         open_samples(folder, "train")
+
+
+def test_an_empty_split_is_named(tmp_path):
+    rows = Dataset.from_dict({"source": [cloud(9).tolist()] * 2, "target": [cloud(9).tolist()] * 2})
+    stored = DatasetDict(train=rows, validation=rows.select([]))
+    stored.save_to_disk(tmp_path / "own")
+    with pytest.raises(DataError, match=r"own: its split 'validation' is empty; store it without"):
+        open_samples(tmp_path / "own", "train")
 
 
 def test_a_sample_table_of_files_elsewhere_is_not_used(folder):

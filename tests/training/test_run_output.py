@@ -82,6 +82,20 @@ def test_progress_is_an_occasional_line_without_a_terminal(tmp_path, monkeypatch
     assert said[1] == "step 61/240, loss 0.25, lr 0.001, 2,000 tokens/s, 01:29 left"
 
 
+def test_the_line_of_the_last_step_comes_before_its_evaluation_and_the_end_of_the_run(
+    tmp_path, capsys
+):
+    with RankLog(tmp_path):
+        bar = TrainingBar()
+        for step in (1, 2):
+            bar.move(SCHEDULE, Progress(step=step), totals(), 1e-3)
+        bar.pause()
+        logging.getLogger("pointup").info("The run is complete.")
+        bar.close()
+    said = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["step 1/240", "step 2/240", "The run is complete."]
+
+
 def test_progress_beyond_the_expected_length_shows_the_length_that_follows_from_its_share(
     tmp_path, capsys
 ):
@@ -116,6 +130,23 @@ def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(tmp_path, monk
     assert "100% |" in text and "step 2, loss 0.4" in text
     assert "\ra message\n" in text.replace(" ", "").replace("amessage", "a message")
     assert "step 1, loss 0.5" in (tmp_path / "logs" / "rank_0.log").read_text()
+
+
+def test_a_bar_on_80_columns_shows_speed_and_time_left(monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    clock = iter(np.arange(0, 1000, 0.5))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    bar = TrainingBar()
+    assert bar.bar is not None
+    bar.bar.dynamic_ncols = lambda _: (79, 40)  # What tqdm finds on 80 columns.
+    for step in (1, 121):
+        bar.move(SCHEDULE, Progress(step=step), totals(0.25, num_tokens=9000), 1.2e-4)
+    bar.close()
+    line = terminal.getvalue().rstrip().splitlines()[-1].split("\r")[-1]
+    assert line.endswith("| step 121/240, loss 0.25, lr 0.00012, 18,000 tokens/s, 00:00 left")
+    assert len(line) < 80
 
 
 def test_an_evaluation_table_is_aligned_and_defines_its_metrics():

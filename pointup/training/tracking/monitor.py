@@ -340,7 +340,7 @@ class TrainingBar:
         self.seconds_between_lines = seconds_between_lines
         self.bar: tqdm | None = None
         if sys.stderr.isatty():
-            bar_format = "{percentage:3.0f}% |{bar:24}| {desc}"
+            bar_format = "{percentage:3.0f}% |{bar}| {desc}"
             self.bar = tqdm(total=1.0, bar_format=bar_format, dynamic_ncols=True, mininterval=0.2)
         self.recent: deque[tuple[float, int]] = deque(maxlen=64)
         self.began: tuple[float, float] | None = None
@@ -381,7 +381,8 @@ class TrainingBar:
             self.logged_at = now
 
     def pause(self) -> None:
-        """Exclude the time since the last step from the speed."""
+        """Log the last step, and exclude the time since then from the speed."""
+        self._log()
         self.recent.clear()
 
     def close(self) -> None:
