@@ -131,14 +131,15 @@ def train_model(
                 watchdog.enter_phase("reduction")
                 totals = step.totals(reduction.reduce(numbers))
 
-                data.unreadable.report(progress.step, totals.num_unreadable, step.faults)
+                number = progress.step + 1  # As in metrics.jsonl.
+                data.unreadable.report(number, totals.num_unreadable, step.faults)
                 grad_norm, is_taken = 0.0, False
                 if totals.num_clouds:  # Else momentum and decay alone would change the weights.
                     grad_norm = accelerator.clip_grad_norm_(
                         weights.parameters(), config.clip_norm
                     ).item()
                     if non_finite.may_step(
-                        progress.step, totals.loss, grad_norm, learning_rate, step.pieces
+                        number, totals.loss, grad_norm, learning_rate, step.pieces
                     ):
                         optimizer.step()
                         # With fp16 the scaler skips a step whose gradients overflowed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,16 @@ def test_a_disk_that_can_not_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="can't be written"):
         save(tmp_path / "file" / "checkpoints", 1)
+
+
+def test_a_disk_without_space_for_the_optimizer_is_named_as_such(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"can't be written \(File too large\)"):
+            save(tmp_path, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_the_best_model_is_replaced_as_a_whole(tmp_path):

@@ -232,7 +232,7 @@ def test_a_cloud_with_a_non_finite_loss_on_one_process_is_named_and_all_skip_the
     outcome = "NaN in one micro-batch: step skipped by all, trained on"
     goes_on(pair_directory, run, outcome, fault="nan forward 5 1")
     assert re.search(
-        r"step 4 skipped: loss nan, gradient nan, at learning rate \S+, from train_\d+", log_of(run)
+        r"step 5 skipped: loss nan, gradient nan, at learning rate \S+, from train_\d+", log_of(run)
     )
     assert all(weight.isfinite().all() for weight in weights_of(run).values())
     before = [line["loss"] for line in steps_of(undisturbed)]

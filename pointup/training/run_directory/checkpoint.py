@@ -6,6 +6,7 @@ They are written atomically, unlike by `Accelerator.save_state`.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -63,14 +64,14 @@ def save_checkpoint(
         with written_whole(final, is_sole_writer=True, flushed=True) as part:
             part.mkdir()
             (part / "model.safetensors").write_bytes(save(weights_on_host(model)))
-            torch.save(
-                {
-                    "optimizer": optimizer.state_dict(),
-                    "scaler": scaler.state_dict() if scaler is not None else None,
-                    "average": average,
-                },
-                part / "optimizer.pt",
-            )
+            states = {
+                "optimizer": optimizer.state_dict(),
+                "scaler": scaler.state_dict() if scaler is not None else None,
+                "average": average,
+            }
+            # In memory first: torch's own error for a full disk does not say that it is full.
+            torch.save(states, packed := io.BytesIO())
+            (part / "optimizer.pt").write_bytes(packed.getbuffer())
             (part / "state.json").write_text(with_checksums(state, part))
             remove(final)
         _write(directory / LATEST, final.name)
