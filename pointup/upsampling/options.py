@@ -57,9 +57,9 @@ class UpsampleOptions:
 
     def __post_init__(self) -> None:
         lengths = ("density", "max_distance", "max_uncertainty")
-        for name in ("ratio", *lengths, "ground_density", "oversampling"):
+        for name in ("ratio", "seed", *lengths, "ground_density", "oversampling"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) or (value is None and name != "ratio")):
+            if not (isinstance(value, Real) or (value is None and name not in ("ratio", "seed"))):
                 raise ConfigError(
                     f"{name.replace('_', ' ')} {value!r:.40}: give a number, such as 4.0"
                 )

@@ -156,6 +156,11 @@ def test_an_option_that_is_no_number_is_an_error_that_names_it(value):
             UpsampleOptions(**{name: value})
 
 
+def test_a_seed_of_none_is_refused():
+    with pytest.raises(ConfigError, match=r"^seed None: give a number"):
+        UpsampleOptions(seed=None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("classes", [(), (256,), (-1,), ("2",), 2, "2"])
 def test_classes_that_are_no_numbers_of_classes_are_refused(classes):
     with pytest.raises(ConfigError, match=r"^class(es)?\b"):
