@@ -45,6 +45,7 @@ COMMANDS = {
 """Module and class of each subcommand, in the order of `pointup --help`."""
 LINES = {
     "prepare": "Make pairs from surveys, meshes, patches or simulated scenes.",
+    "inspect": "Print statistics of a pair dataset, or of a file of points.",
     "evaluate": "Measure a model or upsampled clouds beside baselines.",
     "report": "Write an HTML page about training runs.",
     "push": "Upload a model with its card to the Hugging Face Hub.",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,13 +33,13 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "parse", lambda args: Failing(error))
 
 
-def test_help_lists_every_subcommand(capsys):
+def test_help_lists_every_subcommand_with_a_sentence_on_one_line(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([])
     assert end.value.code == 0
     text = capsys.readouterr().out
     for name in cli.COMMANDS:
-        assert f"• {name} " in text
+        assert re.search(rf"• {name} .*\.[ │]*$", text, re.MULTILINE), name
 
 
 def test_an_unknown_option_is_refused_with_a_suggestion(capsys):

@@ -28,8 +28,8 @@ class Shapes:
     """Evaluate on shapes with a ground truth, by the PU-GCN protocol: CD, HD, P2F.
 
     Give --truth with --inputs or --predictions, folders whose files are matched by name. Add the
-    option --meshes for P2F and resampled ground truth; shapes without a mesh have no P2F. Or give
-    --meshes alone: inputs, truths and resampled ground truth are then independent samplings of the
+    option --meshes for P2F and resampled ground truth; shapes without a mesh have no P2F. With
+    only --meshes, inputs, truths and resampled ground truth are independent samplings of the
     surfaces.
     """
 
