@@ -200,7 +200,7 @@ class TrainConfig:
     validation_share: Annotated[Float, Field(gt=0)] = 0.2
     """Largest work of an evaluation as a share of that of the training before it, estimated from
     numbers of points. If the validation pairs are more, some evenly spread ones are measured, at
-    least 4."""
+    least 4, and one of each dataset."""
     patience: PositiveInt | None = None
     """Stop after this many evaluations without an improvement."""
     target_chamfer: PositiveFloat | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 import numpy as np
 import torch
@@ -180,12 +181,15 @@ class RunSchedule:
         progress.finished = self.share_done(progress) >= 1.0
         progress.evaluation_due = progress.step % self.eval_every == 0 or progress.finished
 
-    def samples_to_validate(self, sizes: np.ndarray) -> list[int]:
+    def samples_to_validate(self, sizes: np.ndarray, bounds: Sequence[int] = ()) -> list[int]:
         """Indices of validation samples of `sizes` tokens; a token of them takes about as long as
-        one in training."""
+        one in training. Dataset d has the samples bounds[d] to bounds[d + 1]."""
         sampler = self.sampler
         trained = self.eval_every * sampler.slots * sampler.fill * sampler.token_budget
-        return spread_samples(sizes, self.config.validation_share * trained)
+        chosen = spread_samples(sizes, self.config.validation_share * trained)
+        # Large pairs, few among those of other datasets, could all be missed.
+        missed = [a for a, b in pairwise(bounds) if a < b and not any(a <= i < b for i in chosen)]
+        return sorted(chosen + missed)
 
     def is_save_due(self, progress: Progress, saved_at: float) -> bool:
         """Whether to save now: after `save_every` steps, `save_minutes`, or at the end of the run.

@@ -145,8 +145,8 @@ class RunState:
         if path is not None:
             self._load(path, schedule)
         if not self.progress.validated:
-            sizes = self.data.validation.full_sizes
-            self.progress.validated = schedule.samples_to_validate(sizes)
+            sizes, bounds = self.data.validation.full_sizes, self.data.bounds["validation"]
+            self.progress.validated = schedule.samples_to_validate(sizes, bounds)
         return path
 
     def _load(self, path: Path, schedule: RunSchedule) -> None:

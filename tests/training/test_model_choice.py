@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -112,6 +113,17 @@ def test_the_share_of_validation_does_not_depend_on_the_weight_of_a_dataset():
         validated.append(len(schedule.samples_to_validate(np.full(400, 1000))))
     # In 100 steps of 10 clouds.
     assert validated == [200, 200, 200]
+
+
+def test_a_dataset_of_few_validation_pairs_among_many_of_another_one_is_measured():
+    schedule = RunSchedule(
+        TrainConfig(steps=8, eval_every=4), TokenBudgetBatchSampler(np.full(200, 1000), 10_000)
+    )
+    bounds, sizes = (0, 32, 32, 34, 40), np.full(40, 1000)
+    assert len(schedule.samples_to_validate(sizes)) == 8
+    validated = schedule.samples_to_validate(sizes, bounds)
+    counts = [sum(a <= i < b for i in validated) for a, b in pairwise(bounds)]
+    assert counts[1] == 0 and min(counts[0], *counts[2:]) >= 1, counts
 
 
 def test_a_run_that_only_makes_its_initial_model_worse_ends_with_that_model(
