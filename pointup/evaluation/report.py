@@ -85,12 +85,8 @@ class EvaluationReport:
         lines = [f"{line}  " for line in self.heading]
         for table in self._filled():
             cells = table.cells()
-            lines += [
-                "",
-                f"**{table.title}**",
-                "",
-                *pipe_table(cells, _sides(table, len(cells[0]))),
-            ]
+            title = ["", f"**{table.title}**"] if table.title else []
+            lines += [*title, "", *pipe_table(cells, _sides(table, len(cells[0])))]
         for remark in self.remarks:
             lines += ["", remark]
         lines += ["", *(f"- {title}: {text}" for title, text in self.notes())]

@@ -124,8 +124,9 @@ def describe_reliability(found: Reliability, *, of_surface: bool) -> list[str]:
         return []
     shares = " ".join(f"{share:.0f}" for share in np.asarray(found["within_by_decile"]))
     beyond = "" if of_surface else ", beyond what measured points around are off,"
-    return [
-        f"uncertainty: {found['within']:.1f} % of the new points are within it (should be 90)"
-        f"{beyond or ','} by decile of it {shares}; mean distance of the last decile "
-        f"{found['sharpness']:.3g} times that of the first"
-    ]
+    line = f"uncertainty: {found['within']:.1f} % of the new points are within it (should be 90)"
+    line += f"{beyond or ','} by decile of it {shares}"
+    # On flat ground none of the first decile may be off.
+    if np.asarray(found["distance_by_decile"])[0] > 0:
+        line += f"; mean distance of the last decile {found['sharpness']:.3g} times that of the first"
+    return [line]

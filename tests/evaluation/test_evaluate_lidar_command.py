@@ -26,9 +26,11 @@ def test_lidar_prints_prediction_baseline_and_source_against_the_reference(surve
     assert not evaluate(
         "lidar", "--reference", surveys / "dense.xyz", "--prediction", surveys / "raised.xyz",
         "--source", surveys / "sparse.xyz", "--json", surveys / "out.json",
-        "--picture", surveys / "columns.png",
+        "--picture", surveys / "columns.png", "--markdown", surveys / "out.md",
     )  # fmt: skip
     text = capsys.readouterr().out
+    # The first table has no title.
+    assert "****" not in (surveys / "out.md").read_text()
     assert max(map(len, text.splitlines())) < 100 + 2 * len(str(surveys))
     content = figures_of(surveys / "out.json")
     assert list(content["rows"]) == ["prediction", "midpoints", *BASELINES, *FITTED, "source"]

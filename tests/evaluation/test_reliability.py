@@ -107,6 +107,15 @@ def test_the_figures_are_those_of_the_new_points_of_a_cloud():
     assert describe_reliability(nothing, of_surface=True) == []
 
 
+def test_no_decile_is_compared_with_a_first_one_that_is_nowhere_off():
+    uncertainty = np.arange(1.0, 101.0)
+    for off, is_compared in ((0.0, False), (0.1, True)):
+        found = reliability([(uncertainty, np.where(uncertainty > 10, 0.5, off))])
+        (line,) = describe_reliability(found, of_surface=False)
+        assert ("last decile 5 times that of the first" in line) == is_compared
+        assert line.endswith("100") != is_compared
+
+
 def test_deciles_are_those_of_a_loop():
     uncertainty, distance = RNG.permutation(1000) / 100.0, RNG.exponential(1.0, 1000)
     found = reliability([(uncertainty[:400], distance[:400]), (uncertainty[400:], distance[400:])])
