@@ -164,6 +164,14 @@ def test_the_figures_name_the_ratio_or_the_density_that_was_asked_for(surveys):
         assert (content["ratio"], content["density"]) == (ratio, density)
 
 
+def test_a_source_that_is_denser_than_the_reference_is_named(surveys, capsys):
+    exchanged = ["--reference", surveys / "sparse.xyz", "--source", surveys / "dense.xyz"]
+    for words, is_named in (([], True), (["--density", 9], False)):
+        assert not evaluate("lidar", *exchanged, *words)
+        text = capsys.readouterr().out
+        assert ("the source is denser than the reference, so that no" in text) == is_named
+
+
 def test_figures_are_in_feet_where_the_files_are(surveys, capsys):
     for name in ("dense", "raised"):
         points = np.loadtxt(surveys / f"{name}.xyz") / 0.3048

@@ -102,9 +102,15 @@ def evaluate(options: Lidar) -> int:
     if source is not None:
         ratio = 4.0 if options.ratio is None else options.ratio
         if options.ratio is None and options.thin is None:
-            like = surveys.get("prediction", reference.positions)
+            of, like = [*sides.items(), *surveys.items()][-1]
             num_source = int(extent.contains(source.positions).sum())
-            ratio = max(1.0, int(extent.contains(like).sum()) / max(num_source, 1))
+            ratio = int(extent.contains(like).sum()) / max(num_source, 1)
+            if ratio < 1 and options.density is None:
+                notes.append(
+                    f"note: the source is denser than the {of}, so that no point is added: are "
+                    "both exchanged? --ratio and --density set another target"
+                )
+            ratio = max(1.0, ratio)
         if options.thin is None:  # Else both are of one file.
             notes += notes_on_heights(source.positions, reference.positions, extent, unit)
         near = near_reference(source, reference.positions)
