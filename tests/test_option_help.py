@@ -44,6 +44,8 @@ def test_help_texts_of_commands_are_paragraphs(words, capsys, monkeypatch):
     text = help_of(lambda: cli.parse([*words, "--help-all"]), capsys)
     assert "--help" in text
     assert broken(text) == []
+    about = text.partition("╭")[0].splitlines()
+    assert not [line for line in about if re.match(r"--|\$", line)]
 
 
 def test_help_texts_of_training_are_paragraphs(capsys, monkeypatch):

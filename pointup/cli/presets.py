@@ -18,10 +18,9 @@ QGIS = "qgis"
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Print the path of an included file: a launch configuration, a preset of options, or `qgis`,
-    a Processing script for QGIS.
+    a Processing script for QGIS. Without a name all of them are listed.
 
-    accelerate launch --config_file $(pointup config 8gpu) -m pointup train --data pairs/ --config
-    $(pointup config airborne_to_drone). Without a name all of them are listed.
+    accelerate launch --config_file $(pointup config 8gpu) -m pointup train --data pairs/
     """
 
     name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[NAME]")] = None
