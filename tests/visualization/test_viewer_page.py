@@ -312,6 +312,27 @@ def test_on_a_phone_the_button_of_the_controls_leaves_the_caption_free(browser, 
         assert right < page.page.locator("#toggle").bounding_box()["x"]
 
 
+def test_the_name_of_a_cloud_ends_where_the_next_one_begins(browser, tmp_path):
+    layers = [Layer(f"a long name of a survey, {i}, " * 3, landscape(99)) for i in range(2)]
+    write_viewer(tmp_path / "a.html", [Scene("a", layers)])
+    with open_page(browser, tmp_path / "a.html", (1400, 500)) as page:
+        for mode in ("side", "swipe"):
+            page.do(f"viewer.change({{mode: '{mode}'}})")
+            spans = page.page.evaluate("""() => {
+                const { overlay } = viewer, { context } = overlay, spans = [];
+                context.fillText = (text, x) => {
+                    const { width } = context.measureText(text);
+                    const left = context.textAlign === "right" ? x - width : x;
+                    if (text.includes("long")) spans.push([left, left + width]);
+                };
+                overlay.draw();
+                delete context.fillText;
+                return spans;
+            }""")
+            (_, end), (start, last) = sorted(spans)
+            assert end < start and last < page.page.evaluate("innerWidth")
+
+
 def test_another_sample_opens_and_a_phone_folds_the_controls(browser, path):
     with open_page(browser, path, (390, 780), has_touch=True, is_mobile=True) as page:
         assert not page.page.is_visible("#panel")

@@ -34,9 +34,10 @@ class Overlay {
     return [panel.x + ((seen.x + 1) / 2) * panel.width, panel.y + ((1 - seen.y) / 2) * panel.height];
   }
 
-  write(text, x, y, { size = 13, weight = 500, align = "left", faint = false } = {}) {
+  write(text, x, y, { size = 13, weight = 500, align = "left", faint = false, most = Infinity } = {}) {
     const { context } = this;
     context.font = `${weight} ${size}px system-ui, sans-serif`;
+    while (text.length > 1 && context.measureText(text).width > most) text = `${text.replace("…", "").slice(0, -1)}…`;
     context.textAlign = align;
     context.lineWidth = 3;
     context.lineJoin = "round";
@@ -53,16 +54,19 @@ class Overlay {
     const name = (group) => group.map((cloud) => cloud.layer.name).join(" + ");
     const top = panel.y + (width < 720 ? 26 : 30);
     // The button that brings the controls back lies in this corner.
-    const right = panel.x + panel.width - (document.body.classList.contains("folded") || innerWidth <= 720 ? 64 : 18);
+    const hasButton = panel.x + panel.width > width - 1 && (document.body.classList.contains("folded") || innerWidth <= 720);
+    const right = panel.x + panel.width - (hasButton ? 64 : 18);
+    // A longer name would run into the next one.
+    const most = b ? (right - panel.x - 100) / 2 : right - panel.x - 18;
     if (!b) {
       const total = a.reduce((sum, cloud) => sum + cloud.layer.total, 0);
-      this.write(name(a), panel.x + 18, top, { size: 16, weight: 650 });
+      this.write(name(a), panel.x + 18, top, { size: 16, weight: 650, most });
       if (a.length) this.write(`${total.toLocaleString("en")} points`, panel.x + 18, top + 19, { faint: true });
       return;
     }
     const [before, after] = panel.blend === 2 ? [b, a] : [a, b];
-    this.write(name(before), panel.x + 18, top, { size: 16, weight: 650 });
-    this.write(name(after), right, top, { size: 16, weight: 650, align: "right" });
+    this.write(name(before), panel.x + 18, top, { size: 16, weight: 650, most });
+    this.write(name(after), right, top, { size: 16, weight: 650, align: "right", most });
     if (panel.blend === 1) {
       const text = `${Math.round(100 * (1 - panel.share))} % / ${Math.round(100 * panel.share)} %`;
       this.write(text, panel.x + panel.width / 2, top, { faint: true, align: "center" });
