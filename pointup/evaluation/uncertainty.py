@@ -128,5 +128,6 @@ def describe_reliability(found: Reliability, *, of_surface: bool) -> list[str]:
     line += f"{beyond or ','} by decile of it {shares}"
     # On flat ground none of the first decile may be off.
     if np.asarray(found["distance_by_decile"])[0] > 0:
-        line += f"; mean distance of the last decile {found['sharpness']:.3g} times that of the first"
+        line += f"; mean distance of the last decile {found['sharpness']:.3g} times that of the "
+        line += "first"
     return [line]
