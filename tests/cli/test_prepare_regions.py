@@ -218,7 +218,7 @@ def test_shards_are_joined_by_links_into_the_undisturbed_dataset(
 
     capsys.readouterr()
     assert main(["prepare", "join", *map(str, shards[1:]), "-o", str(tmp_path / "two")]) == 1
-    assert "1/3 are missing" in capsys.readouterr().err
+    assert "missing: --shard 1/3" in capsys.readouterr().err
     one_more = [*map(str, shards[1:]), str(undisturbed)]
     assert main(["prepare", "join", *one_more, "-o", str(tmp_path / "two")]) == 1
     assert "is no shard" in capsys.readouterr().err

@@ -172,9 +172,9 @@ def join_shards(
         raise ConfigError("the inputs have different numbers of shards; prepare them alike")
     missing = sorted(set(range(1, total + 1)) - set(numbers))
     if missing or len(set(numbers)) < len(numbers):
-        what = f"{', '.join(f'{k}/{total}' for k in missing[:8])} are missing"
+        what = f"missing: {', '.join(f'--shard {k}/{total}' for k in missing[:8])}"
         raise ConfigError(
-            f"of {total} shards, {what if missing else 'one is given twice'}; give each once"
+            f"give each of {total} shards once; {what if missing else 'one is given twice'}"
         )
     with dataset.making() as making:
         sources = [part for folder in inputs for part in parts_of_dataset(folder)]
