@@ -63,8 +63,8 @@ def unit_of(metres: float) -> LengthUnit:
     return LengthUnit(f"unit of {metres:g} m", metres)
 
 
-def length_unit(path: str | Path) -> LengthUnit:
-    """The unit of a LAS or LAZ file, from its coordinate system.
+def length_unit(path: str | Path, with_heights: bool = True) -> LengthUnit:
+    """The unit of a LAS or LAZ file, from its coordinate system; `with_heights` or of x and y only.
 
     `UNKNOWN` for other formats, without a coordinate system, or with one that can't be parsed.
     `ANGLES` for longitudes and latitudes, `LIKELY_ANGLES` where only the extents say so, `MIXED` if
@@ -85,7 +85,8 @@ def length_unit(path: str | Path) -> LengthUnit:
     if system.is_geographic:
         return ANGLES
     factors = [axis.unit_conversion_factor for axis in system.axis_info]
-    return _unit_of_axes(_with_geo_keys(factors, header))
+    factors = _with_geo_keys(factors, header)
+    return _unit_of_axes(factors if with_heights else factors[:1])
 
 
 def _unit_of_axes(factors: Sequence[float]) -> LengthUnit:

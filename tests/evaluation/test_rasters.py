@@ -143,6 +143,14 @@ def test_rasters_cover_the_bounds_only(tmp_path, command):
     assert (after.read(1) > 0).sum() > 0.4 * after.width * after.height
 
 
+def test_cells_are_a_metre_wide_where_x_and_y_are_in_feet_and_heights_in_metres(tmp_path, command):
+    write_las(tmp_path / "a.las", scene(), system="EPSG:2994+5703")
+    words = (tmp_path / "a.las", "-o", tmp_path / "b.las", "--ratio", "2")
+    assert command(*words, "--rasters", tmp_path / "tif").status == 0
+    for raster in grids(tmp_path / "tif" / "b_after").values():
+        assert raster.res == pytest.approx((1 / 0.3048, 1 / 0.3048))
+
+
 def test_what_a_call_with_other_options_left_has_no_rasters(tmp_path, command):
     write_las(tmp_path / "in" / "a.las", scene())
     points = scene(first=9000.0)

@@ -209,7 +209,8 @@ def write_job_rasters(
             low = np.minimum(corners[0], extents[job.target].low)
             high = np.maximum(corners[1], extents[job.target].high)
             try:
-                cells = aligned_cells(low, high, length_unit(job.source).of_metres(1.0))
+                metre = length_unit(job.source, with_heights=False).of_metres(1.0)
+                cells = aligned_cells(low, high, metre)
             except DataError as error:
                 raise FileError(f"{job.source}: {error}") from None
             inside = job.target.relative_to(output) if job.target != output else Path(output.name)
