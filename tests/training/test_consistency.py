@@ -54,12 +54,12 @@ def test_processes_with_the_same_facts_pass(monkeypatch):
     assert outcomes(monkeypatch, facts_with(0.1), facts_with(0.1)) == ["", ""]
 
 
-def test_all_processes_name_the_one_that_differs_and_its_option(monkeypatch):
+def test_all_processes_name_the_one_that_differs_its_option_and_the_fix(monkeypatch):
     rates = (0.1, 0.1, 0.5)
     found = outcomes(monkeypatch, *map(facts_with, rates))
     expected = (
         f"process 2 on {platform.node()} differs from process 0 and process 1 in options: "
-        "learning_rate 0.5, there 0.1"
+        "learning_rate 0.5, there 0.1; give all processes the same options, code, packages and data"
     )
     assert found == [expected] * 3
 

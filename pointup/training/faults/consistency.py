@@ -41,7 +41,8 @@ def check_consistency(accelerator: Accelerator, facts: Mapping[str, Any]) -> Non
     if bool((gathered == gathered[0]).all()):
         return
     processes: list[tuple[str, dict[str, str]]] = gather_object([(platform.node(), texts)])
-    raise TrainingError("; ".join(differences(processes)))
+    fix = "give all processes the same options, code, packages and data"
+    raise TrainingError("; ".join([*differences(processes), fix]))
 
 
 def differences(processes: list[tuple[str, dict[str, str]]]) -> list[str]:
