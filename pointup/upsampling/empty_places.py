@@ -37,7 +37,9 @@ def neighbors_beside(region: Region, points: np.ndarray) -> Neighbors:
     return region.neighbors(points, NUM_ABOVE, dims=2)
 
 
-def is_covered(region: Region, points: np.ndarray, beside: Neighbors) -> np.ndarray:
+def is_covered(
+    region: Region, points: np.ndarray, beside: Neighbors, farthest_mean: float = _FARTHEST_MEAN
+) -> np.ndarray:
     """Whether a closed surface lies above each of the points (Q, 3), by the points of the region.
 
     The points are in the coordinates of the region's store. The third one is a height. A surface is
@@ -45,7 +47,8 @@ def is_covered(region: Region, points: np.ndarray, beside: Neighbors) -> np.ndar
     is at most a third of their spacing. A place is covered if it is deeper below that plane, and
     below each of these points, than their spacing. Places around a measured point are not, up to
     the mean distance of its nearest neighbours: its pulse got there, as in a scan from inside. A
-    cloud with fewer points covers nothing. For `beside` see `neighbors_beside`.
+    cloud with fewer points covers nothing. For `beside` see `neighbors_beside`. From a covered place
+    the mean of these points is at most `farthest_mean` times as far as the farthest of them.
     """
     covered = np.zeros(len(points), dtype=bool)
     distance, nearest = beside
@@ -61,7 +64,7 @@ def is_covered(region: Region, points: np.ndarray, beside: Neighbors) -> np.ndar
     deep = deep[
         (depth > _LEAST_DEPTH * spacing[deep])
         & (deviation <= _ROUGHEST * spacing[deep])
-        & (off <= _FARTHEST_MEAN * radius[deep])
+        & (off <= farthest_mean * radius[deep])
     ]
     gap, nearest = region.neighbors(points[deep], 1, dims=3)
     around_nearest, _ = region.neighbors_of(nearest[:, 0], NUM_ABOVE, dims=3)

@@ -112,6 +112,14 @@ def test_nothing_is_made_between_a_roof_and_the_ground_without_classes(seed, mak
     assert not (z > terrain(x, y) + 1.0).any()
 
 
+def test_nothing_is_made_on_the_ground_below_a_smooth_roof(make_store):
+    """Of a survey without classes whose pulses have one return, such as photogrammetry."""
+    x, y = np.random.default_rng(0).uniform(-20, 20, (2, 12000))
+    z = np.where((np.abs(x) < 6) & (np.abs(y) < 6), 106.0, 100.0)
+    points = made(make_store(PointCloud(np.column_stack([x, y, z])), block_size=2000))
+    assert not (np.abs(points[:, :2]) < 5.7).all(axis=1).any()
+
+
 def test_ground_that_cannot_be_interpolated_gets_no_points(make_store):
     rough = np.random.default_rng(1)
     cloud = survey(surface=lambda x, y: terrain(x, y) + rough.uniform(0, 3, len(x)))
