@@ -47,8 +47,8 @@ def is_covered(
     is at most a third of their spacing. A place is covered if it is deeper below that plane, and
     below each of these points, than their spacing. Places around a measured point are not, up to
     the mean distance of its nearest neighbours: its pulse got there, as in a scan from inside. A
-    cloud with fewer points covers nothing. For `beside` see `neighbors_beside`. From a covered place
-    the mean of these points is at most `farthest_mean` times as far as the farthest of them.
+    cloud with fewer points covers nothing. The horizontal distance to the mean of these points is
+    at most `farthest_mean` times that to the farthest of them. For `beside` see `neighbors_beside`.
     """
     covered = np.zeros(len(points), dtype=bool)
     distance, nearest = beside

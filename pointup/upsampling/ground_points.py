@@ -55,8 +55,8 @@ _NUM_FIRST = 6
 _LEAST_SEVERAL = 0.25
 # Least distance of a made point to the nearest measured one, in spacings of the made points.
 _LEAST_GAP = 0.5
-# `farthest_mean` of `is_covered`: there is no wall to keep. Below a roof the mean of points spread at
-# random is farther off than by 0.25 in a fifth of all places, than by this in a few of a thousand.
+# `farthest_mean` of `is_covered`: there is no wall to keep. Below a roof the mean of points spread
+# at random is farther off than by 0.25 in a fifth of all places, by this in a few of a thousand.
 _ROOF_MEAN = 0.5
 # Building, water, bridge deck.
 _HIDE_GROUND = (6, 9, 17)
