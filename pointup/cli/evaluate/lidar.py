@@ -107,8 +107,8 @@ def evaluate(options: Lidar) -> int:
             ratio = int(extent.contains(like).sum()) / max(num_source, 1)
             if ratio < 1 and options.density is None:
                 notes.append(
-                    f"note: the source is denser than the {of}, so that no point is added. Were "
-                    "they exchanged? --ratio and --density set another target"
+                    f"note: the source is denser than the {of}, so that no point is "
+                    "added; --ratio and --density set another target"
                 )
             ratio = max(1.0, ratio)
         if options.thin is None:  # Else both are of one file.
