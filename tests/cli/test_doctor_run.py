@@ -106,6 +106,13 @@ def test_a_finished_run_is_ok(run):
     assert "step_3 is intact" in texts and "LATEST" in texts and "step 3, " in texts
 
 
+def test_a_run_that_crops_gets_no_warning_of_large_pairs(run, pair_directory, capsys):
+    for crop, warned in ((False, True), (True, False)):
+        (run / "config.json").write_text(json.dumps({"token_budget": 50, "crop": crop}))
+        assert main(["doctor", "--data", str(pair_directory), "--run", str(run)]) == 0
+        assert ("more than the token budget" in capsys.readouterr().out) == warned
+
+
 def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -66,6 +66,8 @@ class Doctor:
             yield from device_findings(torch.device(device))
         if self.data:
             min_points = options.get("model", {}).get("k", ModelConfig.k)
-            yield from data_findings(self.data, min_points, token_budget)
+            # With --crop a run crops what exceeds its budget.
+            largest = None if options.get("crop") else token_budget
+            yield from data_findings(self.data, min_points, largest)
         if self.run_dir:
             yield from run_findings(self.run_dir)
