@@ -162,6 +162,15 @@ def test_curves_are_named_by_their_runs_whatever_the_names(data, tmp_path):
         assert [text for text in texts if text in names] == names
 
 
+@pytest.mark.filterwarnings("error")
+def test_long_names_of_runs_leave_room_for_the_curves(data, tmp_path):
+    names = [f"lr-{rate}-" + "w" * 120 + f"-seed-{rate}" for rate in (1, 2)]
+    runs = read_runs([make_run(tmp_path / name, data, 0.003, [0.9]) for name in names])
+    for svg in curve_charts(runs).values():
+        for rate in (1, 2):
+            assert re.search(f">lr-{rate}-w+…w+-seed-{rate}<", svg)
+
+
 def test_of_one_evaluation_the_axis_has_whole_steps_only(data, tmp_path):
     charts = curve_charts(read_runs([make_run(tmp_path / "run", data, 0.02, [0.9])]))
     axis = charts["Share of the midpoint baseline"].partition('id="matplotlib.axis_2"')[0]

@@ -291,7 +291,8 @@ def _chart(
     legend = axes.legend(handles, map(str, range(len(handles))), frameon=False, fontsize=9)
     for text, (name, _) in zip(legend.get_texts(), named, strict=True):
         text.set_parse_math(False)
-        text.set_text(name)
+        # A legend wider than the chart would leave no room for the axes.
+        text.set_text(name if len(name) <= 60 else f"{name[:29]}…{name[-30:]}")
     # Text stays text, and the same runs give the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "pointup"}):
         stream = StringIO()
