@@ -419,3 +419,16 @@ def test_heights_are_compared_without_a_validation_split_too(tmp_path, capsys):
     files = ["--source", tmp_path / "s.npy", "--target", tmp_path / "t.npy"]
     assert run("pairs", *files, "--tile", 25, "--validation", 0, "-o", tmp_path / "out") == 0
     assert "the source are 32 unit above those of the target" in capsys.readouterr().err
+
+
+def test_points_on_the_edges_of_tiles_leave_no_negative_share(tmp_path, capsys):
+    # Tiles of 9 x 9 points; those at x = 10, 30, ... belong to the next tile, which has too few.
+    x, y = np.meshgrid(np.arange(2, 11), np.arange(1, 10))
+    tile = np.column_stack([x.ravel(), y.ravel(), np.zeros(81)])
+    corners = 20 * np.indices((6, 6, 1)).reshape(3, -1).T
+    survey = (corners[:, None] + tile).reshape(-1, 3)
+    for name, height in (("sparse", 0), ("dense", 0.001)):
+        np.save(tmp_path / f"{name}.npy", survey + np.array([0, 0, height]))
+    sides = ("--source", tmp_path / "sparse.npy", "--target", tmp_path / "dense.npy")
+    assert run("pairs", *sides, "-o", tmp_path / "out", "--strip", 1, "--block", 1) == 0
+    assert "a strip of 1 around them left out (0%)" in capsys.readouterr().out

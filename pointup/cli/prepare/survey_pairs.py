@@ -591,7 +591,8 @@ def strip_remark(strip: float, parts: Sequence[DatasetPart], copies: float) -> s
         total(parts, fact) for fact in ("points_in_tiles", "num_repeated", "num_outside")
     )
     offered = copies * (in_tiles - repeated - outside)
-    share = 1 - total(parts, "points_in_pairs") / max(offered, 1)
+    # Points on the edge of a validation tile can make it negative.
+    share = max(0.0, 1 - total(parts, "points_in_pairs") / max(offered, 1))
     return f"a strip of {strip:g} around them left out ({share:.0%})"
 
 
