@@ -23,7 +23,7 @@ FACE_PROPERTIES = ("vertex_indices", "vertex_index")
 
 
 def read_triangles(path: Path) -> Surface:
-    """The triangles of an existing mesh file; convex polygons become fans of triangles.
+    """The triangles of an existing mesh file, each once; convex polygons become fans of triangles.
 
     Raises FileError for a file that is damaged or without faces.
     """
@@ -37,9 +37,17 @@ def read_triangles(path: Path) -> Surface:
                 raise DataError(
                     "it has points and no faces; mesh them first, or use them as points"
                 )
-            return Surface.from_triangles(vertices, faces)
+            return _without_repeated_faces(Surface.from_triangles(vertices, faces))
     except DataError as error:
         raise FileError(f"{path}: {error}") from None
+
+
+def _without_repeated_faces(surface: Surface) -> Surface:
+    """The surface with each triangle once: a repeated one would get twice the points of others."""
+    _, place = np.unique(surface.vertices, axis=0, return_inverse=True)
+    corners = np.sort(place.reshape(-1)[surface.faces], axis=1)
+    _, first = np.unique(corners, axis=0, return_index=True)
+    return Surface(surface.vertices, surface.faces[np.sort(first)])
 
 
 Triangles = tuple[np.ndarray, np.ndarray]

@@ -29,6 +29,17 @@ def test_meshes_of_every_format_are_surfaces(tmp_path, suffix):
     assert surface.area == pytest.approx(22)
 
 
+@pytest.mark.parametrize("suffix", [".off", ".obj", ".stl", ".ply"])
+def test_faces_that_are_given_twice_get_no_more_points(tmp_path, suffix):
+    box = trimesh.creation.box()
+    twice = [*box.faces, *box.faces[:4], *box.faces[:4, ::-1]]
+    path = tmp_path / f"box{suffix}"
+    trimesh.Trimesh(box.vertices, twice, process=False).export(path)
+    surface = read_mesh(path)
+    assert len(surface.faces) == 12
+    assert surface.area == pytest.approx(6)
+
+
 def test_polygons_are_triangulated(tmp_path):
     (tmp_path / "a.off").write_text("OFF\n4 1 0\n0 0 0\n2 0 0\n2 2 0\n0 2 0\n4 0 1 2 3\n")
     assert read_mesh(tmp_path / "a.off").area == pytest.approx(4)
