@@ -115,7 +115,8 @@ def _described(found: dict[str, Any]) -> list[str]:
     num, unit, density = (found[key] for key in ("num_points", "unit", "density"))
     sides = " x ".join(f"{b - a:.4g}" for a, b in zip(found["low"], found["high"], strict=True))
     several, vegetation = found["num_several_returns"] / num, found["num_vegetation"] / num
-    advice = ": try upsample --model forest" if vegetation > MUCH_VEGETATION else ""
+    is_for_forest = vegetation > MUCH_VEGETATION and not found["num_new"]
+    advice = ": try upsample --model forest" if is_for_forest else ""
     lines = {
         "coordinate system": "; ".join(found["systems"]) or "not known",
         "unit": "not known" if unit == UNKNOWN.name else unit,
