@@ -209,7 +209,7 @@ def test_a_survey_is_told_with_system_extent_density_and_classes(tmp_path, capsy
     np.savez(tmp_path / "a.npz", positions=points, classification=classes,
              synthetic=np.ones(20_000, dtype=bool))  # fmt: skip
     assert main(["inspect", str(tmp_path / "a.npz")]) == 0
-    assert "60%\n" in capsys.readouterr().out
+    assert "--model forest" not in capsys.readouterr().out
     # Of a corridor that fills a small part of its box, and of points on a line.
     corridor = np.sort(rng.random((20_000, 1)) * 1_000, axis=0) + rng.random((20_000, 3)) * 4
     np.savez(tmp_path / "b.npz", positions=corridor, classification=np.full(20_000, 2.0))
