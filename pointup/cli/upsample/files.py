@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -225,9 +226,8 @@ def notes_on_output(
     """Notes on the classes of new points, a largest uncertainty that leaves none, and a missed
     density."""
     notes = []
-    num_taken = int(store.num_taken.sum())
     if options.above_ground and summary.num_new:
-        of_measured = found.num_class_2 / num_taken
+        of_measured = found.num_class_2 / found.num_taken
         of_new = summary.num_class_2 / summary.num_new
         if abs(of_new - of_measured) > _LIKE_SHARES:
             notes.append(
@@ -235,7 +235,7 @@ def notes_on_output(
                 "class 2: a new point gets it where it lies on the ground, not by the class of its "
                 "neighbours"
             )
-        has_crowns = found.num_several > _MANY_SEVERAL * num_taken
+        has_crowns = found.num_several > _MANY_SEVERAL * found.num_taken
         is_wanted = options.ground_density != 0 and not found.num_class_2
         if has_crowns and is_wanted and summary.num_ground < _FEW_GROUND * summary.num_new:
             notes.append(
@@ -361,7 +361,7 @@ def notes_on_input(
             f"{_name(jobs)}: coordinates are rounded to {step:g}, coarse beside the spacing of the "
             "points: float32 does this to map coordinates; export the points again, as doubles"
         )
-    share = found.num_vegetation / max(1, int(store.num_taken.sum()))
+    share = found.num_vegetation / max(1, found.num_taken)
     if suggests_model and jobs[0].model == "lidar" and share > MUCH_VEGETATION:
         notes.append(f"{_name(jobs)}: {share:.0%} of the points are vegetation: try --model forest")
     if jobs[0].model in ("shapes", "noisy") and not options.above_ground:
@@ -466,7 +466,7 @@ def write_each(
     return written
 
 
-def _opened(job: Job, store: Store, has_uncertainty: bool = False) -> PointWriter:
+def _opened(job: Job, store: Store, has_uncertainty: bool) -> PointWriter:
     """The writer of an output file."""
     like = read_extremes(job.source)
     if len(store.num_read) > 1:
@@ -615,20 +615,20 @@ class SortedFiles:
     """What the files of a survey gave.
 
     Attributes:
+        left_out: the errors of files that can't be read, by number.
         num_inside: the number of points of each file that lie within its bounds, by its number; 0
             of a file that is only read.
         num_synthetic: how many of those read have the synthetic flag, of the files with any.
-        left_out: the errors of files that can't be read, by number.
-        num_vegetation: the number of points to upsample that are vegetation.
-        num_class_2: the number of points to upsample that have class 2, ground.
-        num_several: the number of points to upsample that are of pulses with several returns; 0
-            with chosen classes.
+        num_taken: the number of points to upsample; of these are vegetation `num_vegetation`, of
+            class 2, ground, `num_class_2`, and of pulses with several returns `num_several`, which
+            is 0 with chosen classes.
         too_few: the error for fewer than two points to upsample in all files; None for more.
     """
 
-    num_inside: dict[int, int] = field(default_factory=dict)
-    num_synthetic: dict[int, int] = field(default_factory=dict)
     left_out: dict[int, FileError] = field(default_factory=dict)
+    num_inside: Counter[int] = field(default_factory=Counter)
+    num_synthetic: Counter[int] = field(default_factory=Counter)
+    num_taken: int = 0
     num_vegetation: int = 0
     num_class_2: int = 0
     num_several: int = 0
@@ -651,12 +651,9 @@ def sort_points(
     Raises FileError if no file can be read, or if the points can't be upsampled.
     """
     files = SortedFiles()
-    num_taken = 0
 
     def chunks(number: int) -> Iterator[PointCloud]:
         job = jobs[number]
-        files.num_inside[number] = 0
-        files.num_synthetic.pop(number, None)
         try:
             bounds = job.bounds.grown(job.margin) if job.bounds else None
             for chunk in iter_points(job.source, CHUNK_SIZE, bounds=bounds):
@@ -669,8 +666,7 @@ def sort_points(
                 inside = job.bounds.inside(chunk.positions).sum() if job.bounds else len(chunk)
                 files.num_inside[number] += 0 if job.is_context else int(inside)
                 if num_synthetic := int(is_synthetic(chunk).sum()):
-                    before = files.num_synthetic.get(number, 0)
-                    files.num_synthetic[number] = before + num_synthetic
+                    files.num_synthetic[number] += num_synthetic
                 yield chunk
                 progress.add(len(chunk))
         except FileError as error:
@@ -678,12 +674,11 @@ def sort_points(
             raise _Unreadable from error
 
     def takes_part(cloud: PointCloud) -> np.ndarray:
-        nonlocal num_taken
         try:
             taken = point_filter(cloud)
         except DataError as error:
             raise FileError(f"{survey_text(jobs)}: {error}") from None
-        num_taken += int(taken.sum())
+        files.num_taken += int(taken.sum())
         files.num_vegetation += int((taken & is_vegetation(cloud)).sum())
         classes = attribute(cloud, CLASSIFICATION)
         if classes is not None:
@@ -696,7 +691,7 @@ def sort_points(
 
     while True:
         progress.begin("reading")
-        num_taken = files.num_vegetation = files.num_class_2 = files.num_several = 0
+        files = SortedFiles(files.left_out)
         readable = [number for number in range(len(jobs)) if number not in files.left_out]
         try:
             build_survey_store(
@@ -708,7 +703,7 @@ def sort_points(
                 raise files.left_out.popitem()[1] from None
         except DataError as error:
             named = FileError(f"{survey_text(jobs)}: {error}")
-            if num_taken >= 2:
+            if files.num_taken >= 2:
                 raise named from None
             files.too_few = named
             return files
