@@ -156,3 +156,12 @@ def mean_figures(figures: Sequence[Figures]) -> Figures:
     """The mean of every figure over the items that have it, in float64."""
     names = dict.fromkeys(name for one in figures for name in one)
     return {name: float(np.mean([one[name] for one in figures if name in one])) for name in names}
+
+
+def share_of_midpoints(rows: Mapping[str, Figures], figure: str = "chamfer") -> float | None:
+    """A figure of the model, such as Chamfer distance, divided by that of the midpoint baseline.
+
+    None if either is missing, or if that of the baseline is 0.
+    """
+    model, midpoints = (rows.get(row, {}).get(figure) for row in ("model", "midpoints"))
+    return None if model is None or not midpoints else model / midpoints

@@ -23,7 +23,14 @@ from torch_geometric.data import Batch
 from pointup.datasets.batch import make_loader
 from pointup.datasets.dataset_units import known_unit, readable_unit
 from pointup.errors import ConfigError, FileError, NonFiniteError
-from pointup.evaluation.cloud_metrics import METRICS, Clouds, Figures, clouds_of_pairs, mean_rows
+from pointup.evaluation.cloud_metrics import (
+    METRICS,
+    Clouds,
+    Figures,
+    clouds_of_pairs,
+    mean_rows,
+    share_of_midpoints,
+)
 from pointup.geometry.surfaces import Surface
 from pointup.model.upsampler import Upsampler
 from pointup.terminal import first_line
@@ -288,12 +295,3 @@ def summary_of(records: list[Record]) -> tuple[dict[str, Figures], list[float]]:
     measured = [record["rows"] for record in records if "rows" in record]
     shares = [share for share in map(share_of_midpoints, measured) if share is not None]
     return mean_rows(measured), shares
-
-
-def share_of_midpoints(rows: dict[str, Figures], figure: str = "chamfer") -> float | None:
-    """A figure of the model, such as Chamfer distance, divided by that of the midpoint baseline.
-
-    None if either is missing, or if that of the baseline is 0.
-    """
-    model, midpoints = (rows.get(row, {}).get(figure) for row in ("model", "midpoints"))
-    return None if model is None or not midpoints else model / midpoints

@@ -23,7 +23,7 @@ from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.datasets.samples import BadSample, usable_samples
 from pointup.errors import ConfigError, DataError
-from pointup.evaluation.cloud_metrics import ROWS, Figures, Metric, mean_rows
+from pointup.evaluation.cloud_metrics import ROWS, Figures, Metric, mean_rows, share_of_midpoints
 from pointup.evaluation.lidar_metrics import (
     Scale,
     beside_baselines,
@@ -175,11 +175,9 @@ def report(
         *notes_on_gap(measured),
         *describe_reliability(found, of_surface=have_surfaces),
     ]
-    share, score = None, None
+    score = None
     # The source of a pair may be all of its target.
-    shares = [] if upsampler is None else [share_of_midpoints(rows) for rows in in_order]
-    if shares := [value for value in shares if np.isfinite(value)]:
-        share = share_of_midpoints(means)
+    if shares := [share for share in map(share_of_midpoints, in_order) if share is not None]:
         score = float(np.mean(shares))
         use = ", by which train.py selects the best model" if options.as_written else ""
         heading.append(
@@ -205,7 +203,7 @@ def report(
         "unit": unit.name,
         "metres_per_unit": unit.metres,
         "seed": options.seed,
-        "chamfer_share_of_midpoints": share,
+        "chamfer_share_of_midpoints": share_of_midpoints(means),
         "mean_chamfer_share_of_midpoints": score,
         "means": means,
         "uncertainty": found,
@@ -231,14 +229,15 @@ def show(
     midpoints equal their target; a note is printed if no pair has one.
     """
     row = "midpoints" if upsampler is None else "model"
-    values = [pair.rows[row]["chamfer"] for pair in measured]
-    scores = values if upsampler is None else [share_of_midpoints(pair.rows) for pair in measured]
+    scores = values = np.array([pair.rows[row]["chamfer"] for pair in measured])
+    if upsampler is not None:
+        scores = np.array([share_of_midpoints(pair.rows) for pair in measured], float)
     if not np.isfinite(scores).any():
         print("no picture and no viewer: the midpoints equal the target in every pair")
         return
     name = "" if unit.metres is None else unit.name
     shown = []
-    for place, number in worst_to_best(scores).items():
+    for place, number in worst_to_best(scores.tolist()).items():
         pair, index = measured[number], measured[number].index
         batch = collate([pairs[(0, index)]])
         batch = batch.to(next(upsampler.parameters()).device) if upsampler else batch
@@ -267,12 +266,6 @@ def show(
 
 def points_of(cloud: Tensor) -> np.ndarray:
     return cloud.detach().cpu().double().numpy()
-
-
-def share_of_midpoints(rows: Mapping[str, Figures]) -> float:
-    """Chamfer distance of the model as a share of that of the midpoints; NaN if theirs is 0."""
-    midpoints = rows["midpoints"]["chamfer"]
-    return rows["model"]["chamfer"] / midpoints if midpoints else float("nan")
 
 
 def notes_on_ratios(measured: Sequence[MeasuredPair]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -21,6 +21,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from PIL import Image
+from torch_geometric.data import Batch
 
 import pointup
 from pointup.cli.report.runs import BASELINE, RunRecord, differing_options, differing_references
@@ -28,7 +29,13 @@ from pointup.datasets.batch import collate
 from pointup.datasets.dataset_units import known_unit
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import DataError
-from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_clouds, metrics_in
+from pointup.evaluation.cloud_metrics import (
+    Clouds,
+    clouds_of_pairs,
+    measure_clouds,
+    metrics_in,
+    share_of_midpoints,
+)
 from pointup.evaluation.pairs import upsampled_pairs, worst_to_best
 from pointup.progress import tracked
 from pointup.synthetic.default_dataset import default_dataset
@@ -350,37 +357,36 @@ def samples_of_runs(
     pairs = PairDataset(usable, seed=first.options.get("seed") or 0, noise=noise[first.name])
     ratio, max_ratio = first.options.get("ratio"), float(first.options.get("max_ratio") or 16.0)
     places = np.linspace(0, len(pairs) - 1, min(max_pairs, len(pairs))).round().astype(int)
+
+    def upsampled(index: int, names: Iterable[str]) -> tuple[Batch, Clouds, Clouds]:
+        """A pair, its references, and what the models of the runs make of it, by name."""
+        batch = collate([pairs[(0, index)]]).to(device)
+        by, vertical = training_ratio(batch, ratio, max_ratio), [usable.is_vertical(index)]
+        made = {
+            name: upsampled_pairs(batch, by, models[name], vertical, originals=not noise[name])
+            for name in names
+        }
+        return batch, clouds_of_pairs(batch, by), made
+
     shares = np.full(len(places), np.nan)
-    for i, index in enumerate(tracked(places, len(places), "measuring", "pairs")):
-        batch = collate([pairs[(0, int(index))]]).to(device)
-        by = training_ratio(batch, ratio, max_ratio)
-        measured = clouds_of_pairs(batch, by)
-        has_heights = [usable.is_vertical(int(index))]
-        measured["model"] = upsampled_pairs(
-            batch, by, models[first.name], has_heights, originals=not noise[first.name]
-        )
-        (rows,) = measure_clouds(batch, measured)
-        midpoints = rows.get("midpoints", {}).get("chamfer")
-        if midpoints and "model" in rows:
-            shares[i] = rows["model"]["chamfer"] / midpoints
+    for i, index in enumerate(tracked(places.tolist(), len(places), "measuring", "pairs")):
+        batch, references, made = upsampled(index, [first.name])
+        (rows,) = measure_clouds(batch, references | {"model": made[first.name]})
+        if (share := share_of_midpoints(rows)) is not None:
+            shares[i] = share
     if not np.isfinite(shares).any():
         raise DataError(f"{sources[0].name}: the model can't be measured on any validation pair")
     scenes, pictures = [], {}
     for place, i in worst_to_best(shares.tolist()).items():
         index = int(places[i])
         unit = known_unit([sources[bisect_right(usable.bounds, index) - 1].name])
-        batch = collate([pairs[(0, index)]]).to(device)
         title = f"{place}: {pairs.names[index]}"
         note = f"{shares[i]:.1%} of the Chamfer distance of the midpoint baseline"
         note += f", {first.name}" if names_run else ""
-        vertical = usable.is_vertical(index)
-        by = training_ratio(batch, ratio, max_ratio)
-        packed = {"source": batch.pos, BASELINE: clouds_of_pairs(batch, by)["midpoints"][0]}
-        for name, model in models.items():
-            keeps = not noise[name]
-            packed[name], _ = upsampled_pairs(batch, by, model, [vertical], originals=keeps)
-        origin = usable.origin(index)
-        clouds = {name: points.cpu().numpy() + origin for name, points in packed.items()}
+        batch, references, made = upsampled(index, models)
+        packed = {"source": references["source"], BASELINE: references["midpoints"], **made}
+        origin, vertical = usable.origin(index), usable.is_vertical(index)
+        clouds = {name: points.cpu().numpy() + origin for name, (points, _) in packed.items()}
         target = batch.target.cpu().numpy() + origin
         scene = compare_with_reference(
             clouds, target, unit, "z" if vertical else "y", name=title, note=note, of="target"
