@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -294,7 +294,7 @@ def _rmse(difference: np.ndarray) -> float:
 
 
 def upsampled_surveys(
-    source: Survey,
+    source: PointCloud,
     ratio: float,
     density: float | None = None,
     upsampler: Upsampler | None = None,
@@ -336,19 +336,18 @@ def _midpoint_model(upsampler: Upsampler | None) -> Upsampler:
 
 
 def _as_written(
-    source: Survey,
+    source: PointCloud,
     ratio: float,
     density: float | None,
     upsampler: Upsampler,
     ground_density: float | None,
 ) -> PointCloud:
     """What `pointup upsample` makes of a survey."""
-    cloud = PointCloud(source.positions, dict(source.attributes))
     try:
         # A density replaces the ratio, by which the survey was thinned.
         by_ratio = ratio if density is None else None
         return upsample(
-            cloud,
+            source,
             by_ratio,
             density=density,
             model=upsampler,
@@ -370,38 +369,14 @@ OF_PASSES: dict[str, type[np.generic]] = {GPS_TIME: np.float64, POINT_SOURCE_ID:
 """The attributes that tell flight passes apart."""
 
 
-@dataclass(frozen=True)
-class Survey:
-    """The points of a survey file, without noise (classes 7 and 18) and withheld points.
-
-    Attributes:
-        path: the file, or the virtual point cloud.
-        positions: (N, 3) float64, in the unit of the file.
-        attributes: (N,) each, those of `ATTRIBUTES` that the file has.
-        notes: lines for the report about points that were left out, and about synthetic ones.
-    """
-
-    path: Path
-    positions: np.ndarray
-    attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-    @property
-    def classification(self) -> np.ndarray | None:
-        return self.attributes.get(CLASSIFICATION)
-
-    def select(self, rows: np.ndarray) -> Survey:
-        """The points of a mask (N,) bool or of indices, without notes."""
-        attributes = {name: values[rows] for name, values in self.attributes.items()}
-        return Survey(self.path, self.positions[rows], attributes)
-
-
 def read_survey(
     path: Path,
+    notes: list[str],
     synthetic: Literal["note", "drop", "keep"] = "note",
     kept_attributes: Mapping[str, type[np.generic]] = ATTRIBUTES,
-) -> Survey:
-    """Read a survey file, or those of a virtual point cloud.
+) -> PointCloud:
+    """Read a survey file, or those of a virtual point cloud, without noise (classes 7 and 18) and
+    withheld points; `notes` get lines on what was left out, and on synthetic points.
 
     Points with the synthetic flag are no measurements. "note": they are kept, and a note says so.
     "drop": they are left out, as noise is. "keep": nothing is said, because the survey is the
@@ -426,7 +401,6 @@ def read_survey(
     if not len(kept):
         kinds = "noise, withheld or synthetic" if synthetic == "drop" else "noise or withheld"
         raise DataError(f"{path}: all {num_points:,} points are {kinds}")
-    notes = []
     if num_noise:
         notes.append(f"{path}: {num_noise:,} points left out: noise (classes 7 and 18) or withheld")
     if num_synthetic and synthetic != "keep":
@@ -441,26 +415,28 @@ def read_survey(
         for name, chunks in values.items()
         if sum(map(len, chunks)) == len(kept)
     }
-    return Survey(path, kept, attributes, tuple(notes))
+    return PointCloud(kept, attributes, path=path)
 
 
-def split_passes(path: Path, seed: int) -> tuple[Survey, Survey, Survey | None, list[str]]:
-    """Split a survey into a flight pass, the others, and a second pass; and lines that list them.
+def split_passes(
+    path: Path, seed: int, notes: list[str]
+) -> tuple[PointCloud, PointCloud, PointCloud | None]:
+    """Split a survey into a flight pass, the others, and a second pass; `notes` get a list of them.
 
     The first is the sparsest pass on half of the ground or more. The second is the next one,
     thinned to the density of the first and left out of the others, if another one of these covers
     half of the ground; else None.
     Raises DataError for a survey without two passes.
     """
-    survey = read_survey(path, "drop", ATTRIBUTES | OF_PASSES)
-    found = passes_of(PointCloud(survey.positions, dict(survey.attributes), path=path))
+    survey = read_survey(path, notes, "drop", ATTRIBUTES | OF_PASSES)
+    found = passes_of(survey)
     label, passes = found.label, found.passes
     used = [number for number, each in enumerate(passes) if not each.left_out]
     half = found.area / 2
     first, *others = sorted(used, key=lambda n: (passes[n].area < half, passes[n].density))
     names = [name for name in ATTRIBUTES if name in survey.attributes]
     survey = replace(survey, attributes={name: survey.attributes[name] for name in names})
-    lines = [*survey.notes, *table_of(passes, found.area), f"source: pass {first + 1}"]
+    notes += [*table_of(passes, found.area), f"source: pass {first + 1}"]
     second = None
     if len(others) > 1 and passes[others[1]].area >= half:
         share = min(1.0, passes[first].density / passes[others[0]].density)
@@ -468,14 +444,16 @@ def split_passes(path: Path, seed: int) -> tuple[Survey, Survey, Survey | None, 
         generator = np.random.default_rng(seed)
         chosen = generator.choice(rows, max(1, round(share * len(rows))), replace=False)
         second = survey.select(np.sort(chosen))
-        lines[-1] += (
+        notes[-1] += (
             f"; resampled: pass {others[0] + 1}, thinned to its density; reference: the others"
         )
         others = others[1:]
-    return survey.select(label == first), survey.select(np.isin(label, others)), second, lines
+    return survey.select(label == first), survey.select(np.isin(label, others)), second
 
 
-def thin_survey(survey: Survey, ratio: float, pattern: str, seed: int) -> tuple[Survey, Survey]:
+def thin_survey(
+    survey: PointCloud, ratio: float, pattern: str, seed: int
+) -> tuple[PointCloud, PointCloud]:
     """Split a survey into source and reference: the points thinned by `pattern`, and the others.
 
     The reference has `ratio` times as many points as the source. Raises DataError for too few
@@ -495,7 +473,7 @@ def thin_survey(survey: Survey, ratio: float, pattern: str, seed: int) -> tuple[
     return survey.select(is_source), survey.select(~is_source)
 
 
-def near_reference(source: Survey, reference: np.ndarray) -> Survey:
+def near_reference(source: PointCloud, reference: np.ndarray) -> PointCloud:
     """The points of a source within `MARGIN` of the bounding rectangle of a reference (R, 3).
 
     The rest of a larger source is too far away for the distances of new points there. It only

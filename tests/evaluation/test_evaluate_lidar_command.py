@@ -258,7 +258,8 @@ def test_the_cloud_that_is_measured_is_the_file_that_pointup_upsample_writes(tmp
     words = "--ratio", "2.5", "--model", str(model), "-o", str(tmp_path / "out.las")
     assert main(["upsample", str(tmp_path / "in.las"), *words]) == 0
     written = laspy.read(tmp_path / "out.las")
-    survey, upsampler = read_survey(tmp_path / "in.las"), Upsampler.from_pretrained(model).eval()
+    survey = read_survey(tmp_path / "in.las", [])
+    upsampler = Upsampler.from_pretrained(model).eval()
     measured = upsampled_surveys(survey, 2.5, upsampler=upsampler)["model"]
     np.testing.assert_allclose(
         written.xyz[np.asarray(written.classification) != 7], measured, atol=0.00051

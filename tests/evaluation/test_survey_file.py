@@ -14,19 +14,20 @@ from pointup.errors import DataError
 from pointup.evaluation.baselines import BASELINES
 from pointup.evaluation.lidar import (
     MARGIN,
-    Survey,
     near_reference,
     read_survey,
     split_passes,
     thin_survey,
     upsampled_surveys,
 )
+from pointup.io.cloud import PointCloud
 
 
-def square(num_points: int, side: float) -> Survey:
+def square(num_points: int, side: float) -> PointCloud:
     """Random points of a square in the xy plane, from the origin on."""
     xy = np.random.default_rng(0).random((num_points, 2)) * side
-    return Survey(Path("square.las"), np.column_stack([xy, np.zeros(num_points)]))
+    points = np.column_stack([xy, np.zeros(num_points)])
+    return PointCloud(points, path=Path("square.las"))
 
 
 def write_upsampled(path: Path) -> None:
@@ -41,14 +42,15 @@ def test_new_points_of_an_earlier_upsampling_are_named_or_left_out(tmp_path):
     write_upsampled(path)
     noise = f"{path}: 20 points left out: noise (classes 7 and 18) or withheld"
     named = f"{path}: 60 points have the synthetic flag: they are not measured, "
-    survey = read_survey(path)
-    assert len(survey.positions) == 80
-    assert survey.notes == (noise, named + "but count as measured here")
-    survey = read_survey(path, synthetic="drop")
+    notes: list[str] = []
+    assert len(read_survey(path, notes)) == 80
+    assert notes == [noise, named + "but count as measured here"]
+    notes.clear()
+    survey = read_survey(path, notes, synthetic="drop")
     assert np.allclose(survey.positions, laspy.read(path).xyz[:20])
-    assert survey.notes == (noise, named + "left out")
-    survey = read_survey(path, synthetic="keep")
-    assert len(survey.positions) == 80 and survey.notes == (noise,)
+    assert notes == [noise, named + "left out"]
+    notes.clear()
+    assert len(read_survey(path, notes, synthetic="keep")) == 80 and notes == [noise]
 
 
 def test_a_file_of_synthetic_points_alone_has_nothing_to_thin(tmp_path):
@@ -57,7 +59,7 @@ def test_a_file_of_synthetic_points_alone_has_nothing_to_thin(tmp_path):
     las.points = las.points[30:]
     las.write(tmp_path / "a.las")
     with pytest.raises(DataError, match=r"a.las: all 70 points are noise, withheld or synthetic"):
-        read_survey(tmp_path / "a.las", synthetic="drop")
+        read_survey(tmp_path / "a.las", [], synthetic="drop")
 
 
 def test_passes_are_split_into_source_reference_and_a_second_one(tmp_path):
@@ -73,9 +75,10 @@ def test_passes_are_split_into_source_reference_and_a_second_one(tmp_path):
         number_of_returns=np.full(3500, 1),
         offset=(0, 0, 0),
     )
-    source, reference, second, lines = split_passes(tmp_path / "all.las", 0)
+    lines: list[str] = []
+    source, reference, second = split_passes(tmp_path / "all.las", 0, lines)
 
-    def rows(survey: Survey) -> set[tuple[float, ...]]:
+    def rows(survey: PointCloud) -> set[tuple[float, ...]]:
         return set(map(tuple, survey.positions.round(3).tolist()))
 
     given = [set(map(tuple, each.round(3).tolist())) for each in points]

@@ -160,6 +160,6 @@ def test_a_list_is_upsampled_as_the_folder_of_its_files_and_lists_the_output(tmp
 def test_the_files_of_a_list_are_one_survey_to_evaluate(tmp_path):
     files = sorted(write_row(tmp_path / "tiles").iterdir())
     write_virtual_cloud(tmp_path / "row.vpc", files)
-    survey = read_survey(tmp_path / "row.vpc")
+    survey = read_survey(tmp_path / "row.vpc", [])
     assert np.array_equal(survey.positions, np.concatenate([laspy.read(p).xyz for p in files]))
-    assert survey.classification is not None and len(survey.classification) == 1200
+    assert len(survey.attributes["classification"]) == 1200

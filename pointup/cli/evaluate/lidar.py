@@ -21,7 +21,6 @@ from pointup.evaluation.common_extent import (
 )
 from pointup.evaluation.lidar import (
     ATTRIBUTES,
-    Survey,
     SurveyReference,
     near_reference,
     read_survey,
@@ -46,7 +45,7 @@ from pointup.evaluation.uncertainty import (
     measured_uncertainty,
     reliability,
 )
-from pointup.io.cloud import PointCloud
+from pointup.io.cloud import CLASSIFICATION, PointCloud
 from pointup.io.length_unit import LengthUnit, common_unit, named_system, unit_of
 from pointup.io.virtual_clouds import files_of
 from pointup.model.upsampler import Upsampler
@@ -64,39 +63,37 @@ def evaluate(options: Lidar) -> int:
     """Measure the surveys, and write the report. Returns the exit status."""
     check(options)
     upsampler = open_model(options.model, options.oversampling)
-    source: Survey | None = None
-    second: Survey | None = None
-    about: list[str] = []
+    source: PointCloud | None = None
+    second: PointCloud | None = None
+    notes: list[str] = []
     if options.passes is not None:
-        source, reference, second, about = split_passes(options.passes, options.seed)
-        read = [source]
+        source, reference, second = split_passes(options.passes, options.seed, notes)
     elif options.thin is not None:
-        whole = read_survey(options.thin, synthetic="drop")
+        whole = read_survey(options.thin, notes, synthetic="drop")
         source, reference = thin_survey(whole, options.ratio or 4.0, options.pattern, options.seed)
-        read = [whole]
     else:
         assert options.reference is not None
-        reference = read_survey(options.reference)
-        source = None if options.source is None else read_survey(options.source)
-        read = [reference, *([source] if source else [])]
+        reference = read_survey(options.reference, notes)
+        source = None if options.source is None else read_survey(options.source, notes)
     surveys: dict[str, np.ndarray] = {}
     made: dict[str, PointCloud] = {}
     beside = {}
     if options.prediction is not None:
         kept = ATTRIBUTES | {UNCERTAINTY: np.float32}
-        read.append(read_survey(options.prediction, synthetic="keep", kept_attributes=kept))
-        made["prediction"] = PointCloud(read[-1].positions, dict(read[-1].attributes))
-        surveys["prediction"] = beside["prediction"] = read[-1].positions
+        made["prediction"] = read_survey(options.prediction, notes, "keep", kept)
+        surveys["prediction"] = beside["prediction"] = made["prediction"].positions
     if options.second is not None:
-        read.append(second := read_survey(options.second))
+        second = read_survey(options.second, notes)
         beside["second survey"] = second.positions
-    files = [file for survey in read for file in files_of(survey.path)]
+    names = "passes", "thin", "reference", "source", "prediction", "second"
+    paths = [path for name in names if (path := getattr(options, name)) is not None]
+    files = [file for path in paths for file in files_of(path)]
     unit = unit_of_files(options, files)
     scale = Scale(unit, options.cell, options.thresholds)
     sides = {} if source is None else {"source": source.positions}
     sides["reference"] = reference.positions
     extent = common_extent(sides if source else {**sides, **surveys}, unit.of_metres(options.cell))
-    notes = about + [f"note: {text}" for text in notes_on_systems(files)]
+    notes += [f"note: {text}" for text in notes_on_systems(files)]
     notes += notes_on_partial(extent, beside)
     ratio = None
     if source is not None:
@@ -125,7 +122,8 @@ def evaluate(options: Lidar) -> int:
         surveys["source"] = source.positions
     if second is not None:
         surveys["resampled"] = second.positions
-    ground = find_ground(reference.positions, extent, reference.classification, unit)
+    classes = reference.attributes.get(CLASSIFICATION)
+    ground = find_ground(reference.positions, extent, classes, unit)
     measured = None if source is None else source.positions
     against = SurveyReference(reference.positions, extent, ground, measured, scale)
     rows = {name: against.measure(points) for name, points in surveys.items()}
@@ -133,7 +131,6 @@ def evaluate(options: Lidar) -> int:
         like = surveys.get("model", surveys["midpoints"])
         rows |= against.measure_fitted(near.positions, len(like), options.seed)
     rows = {name: rows[name] for name in ("prediction", *ROWS) if name in rows}
-    notes = [note for survey in read for note in survey.notes] + notes
     inside = [cloud.select(extent.contains(cloud.positions)) for cloud in made.values()]
     found = reliability([measured_uncertainty(cloud, against.points) for cloud in inside])
     report(options, rows, against, ratio, upsampler, notes, found)
