@@ -18,7 +18,7 @@ from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.geometry.grids import codes_in_cube
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import LAS_EXTENSIONS
-from pointup.io.extents import FileExtent, find_surveys, read_extent
+from pointup.io.extents import FileExtent, Surveys, find_surveys, read_extent
 from pointup.io.files import (
     check_readable,
     check_writable,
@@ -198,43 +198,50 @@ def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) ->
     if separate:
         plan.surveys = [[job] for job in readable]
         return plan
-    extents = [job.extent for job in readable if job.extent]
-    found = find_surveys(extents)
+    found = find_surveys([job.extent for job in readable if job.extent])
     plan.surveys = [[readable[i] for i in group] for group in found.groups]
+    plan.notes = _notes_on_places(found, readable)
+    return plan
+
+
+def _notes_on_places(found: Surveys, jobs: Sequence[Job]) -> list[str]:
+    """Notes on how files lie beside and over each other, where users may not expect it."""
+    paths, extents = [job.source for job in jobs], [job.extent for job in jobs if job.extent]
+    notes = []
     if found.unlike:
-        one, other = (readable[number].source for number in found.unlike)
+        one, other = (paths[number] for number in found.unlike)
         of_pair = (set(extents[number].attributes) for number in found.unlike)
         names = ", ".join(sorted({name for name, *_ in set.symmetric_difference(*of_pair)}))
         named = f" ({names})" if found.difference == "attributes" else ""
         more = f" (and {found.num_unlike - 1} other pairs)" if found.num_unlike > 1 else ""
-        plan.notes.append(
+        notes.append(
             f"{one} and {other}{more} border on each other and differ in {found.difference}"
             f"{named}: such files are upsampled apart, with a seam between them"
         )
     if found.rescaled:
-        one, other = (readable[number].source for number in found.rescaled)
+        one, other = (paths[number] for number in found.rescaled)
         scales = [f"{extents[number].scale.max():g}" for number in found.rescaled]
         differ = f"different scales ({' and '.join(scales)})"
         if scales[0] == scales[1]:
             differ = f"offsets that are no whole steps of the scale {scales[0]} apart"
-        plan.notes.append(
+        notes.append(
             f"{one} and {other} overlap and have {differ}: a point in both is "
             "rounded to two places and counts twice; cut the tiles without an overlap, or from "
             "one file"
         )
     if found.by_folder:
-        plan.notes.append(
+        notes.append(
             "files of different folders lie over each other: each folder is taken for a survey of "
             "its own"
         )
-    stacked = [readable[number].source for number in found.stacked]
+    stacked = [paths[number] for number in found.stacked]
     # Shapes overlap without being a survey: all are centred on the origin.
     if any(source.suffix.lower() in LAS_EXTENSIONS for source in stacked):
-        plan.notes.append(
+        notes.append(
             f"{stacked[0]} and {len(stacked) - 1} more lie over each other: each of them is "
             "upsampled apart"
         )
-    return plan
+    return notes
 
 
 def written_name(source: Path) -> str:
