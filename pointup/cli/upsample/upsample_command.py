@@ -27,6 +27,7 @@ from pointup.terminal import note
 
 if TYPE_CHECKING:
     from pointup.cli.upsample.plan import Job
+    from pointup.cli.upsample.written_files import WrittenFiles
     from pointup.cli.worker_group import LaunchedWorkerGroup
     from pointup.model.upsampler import Upsampler
     from pointup.upsampling.options import UpsampleOptions
@@ -152,13 +153,7 @@ class Upsample:
     def _run(self) -> int:
         from pointup.cli.upsample.files import upsample_survey, work_directory
         from pointup.cli.upsample.plan import group_files, needs_folder, plan_jobs
-        from pointup.cli.upsample.written_files import (
-            FinishedFiles,
-            WrittenFiles,
-            list_files,
-            write_job_rasters,
-            write_view,
-        )
+        from pointup.cli.upsample.written_files import FinishedFiles, WrittenFiles, list_files
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
         from pointup.upsampling.in_memory import load_model
@@ -177,10 +172,7 @@ class Upsample:
         without_noise = None
         if self.denoise and self.model is None:
             without_noise = load_model("shapes", workers.device)
-        used = {
-            name: [model] if without_noise is None else [model, without_noise]
-            for name, model in models.items()
-        }
+        used = {name: [*filter(None, (model, without_noise))] for name, model in models.items()}
         bounds = Bounds.of(self.bounds) if self.bounds else None
         surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard, copies_rest)
         if shard and shard[0] > 1:
@@ -223,20 +215,40 @@ class Upsample:
                 elif workers.is_main:
                     first = min(job.target for job in survey if not job.is_context)
                     note(f"{first}: another call upsamples into it; waiting for its end")
-        done = {file.job.target for file in written.files}
-        if finished and workers.is_main:
-            # Those of jobs of an array as well; not what calls with other options left.
-            done = {job.target for job in jobs if finished.has_output(job, used[job.model])}
+        if workers.is_main:
+            done = {file.job.target for file in written.files}
+            if finished:
+                # Those of jobs of an array as well; not what calls with other options left.
+                done = {job.target for job in jobs if finished.has_output(job, used[job.model])}
+            self._show(written, surveys, jobs, done, models)
+            if finished:
+                with written.keeping_errors():
+                    list_files(output, [job.target for job in jobs if job.target in done])
+        workers.end()
+        return written.finish(in_folder, self.model)
+
+    def _show(
+        self,
+        written: WrittenFiles,
+        surveys: list[list[Job]],
+        jobs: list[Job],
+        done: set[Path],
+        models: dict[str, Upsampler],
+    ) -> None:
+        """Write the page and the rasters of the files that are `done`, where asked for."""
+        from pointup.cli.upsample.written_files import write_job_rasters, write_view
+
         shown = [
             [job for job in survey if not job.is_context and job.target in done]
             for survey in surveys
         ]
-        if workers.is_main and self.view:
+        if self.view:
             of_all = [job for survey in shown for job in survey]
             with written.keeping_errors():
                 write_view(of_all, self.view, lambda job: self._has_heights(job, models[job.model]))
-        if workers.is_main and self.rasters:
+        if self.rasters:
             num_drawn, stems = 0, Counter(job.target.with_suffix("") for job in jobs)
+            output = Path(self.output)
             for survey in shown:
                 with written.keeping_errors():
                     num_drawn += write_job_rasters(
@@ -244,11 +256,6 @@ class Upsample:
                     )
             of_drawn = f"of {num_drawn:,} file{'s' * (num_drawn != 1)} before and after"
             print(f"{self.rasters}: ground, canopy and density {of_drawn}")
-        if finished and workers.is_main:
-            with written.keeping_errors():
-                list_files(output, [job.target for job in jobs if job.target in done])
-        workers.end()
-        return written.finish(in_folder, self.model)
 
     def _check_pictures(self, num_files: int) -> None:
         if self.picture and num_files > 1:
