@@ -154,14 +154,9 @@ def upsample_survey(
                     num_crowded = new_points.move_to_free_places(*grid, options)
                 own = [number for number, job in enumerate(jobs) if not job.is_context]
                 summary = new_points.summary(own, jobs[0].bounds)
+                notes = notes_on_output(store, options, model, found, summary)
                 if coarsest and num_crowded > _MOST_CROWDED * summary.num_new:
-                    notes.append(
-                        f"note: {num_crowded:,} new points ({num_crowded / summary.num_new:.0%}) "
-                        f"are where another point is: {coarsest.path} has a scale of "
-                        f"{grid[0].max():g}, too coarse for them; give the input a "
-                        "finer scale, or write a PLY file"
-                    )
-                notes += notes_on_output(store, options, model, found, summary)
+                    notes.insert(0, _of_crowded(coarsest, num_crowded, summary.num_new))
         with workers.barrier():
             window = Window(store, jobs[0].bounds) if command.picture and workers.is_main else None
             progress.begin("writing")
@@ -218,6 +213,15 @@ def _copy_each(
         print(f"{job.source}: {num_in:,} points in, fewer than 2 of them to upsample, {end}")
         files.append(Written(job, num_in, num_out))
     return files, errors
+
+
+def _of_crowded(coarsest: LasWriter, num_crowded: int, num_new: int) -> str:
+    scale = np.abs(coarsest.header.scales).max()
+    return (
+        f"note: {num_crowded:,} new points ({num_crowded / num_new:.0%}) are where another point "
+        f"is: {coarsest.path} has a scale of {scale:g}, too coarse for them; give the input a "
+        "finer scale, or write a PLY file"
+    )
 
 
 def notes_on_output(
