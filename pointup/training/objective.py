@@ -184,7 +184,7 @@ def cloud_losses(
     if config.unit == "cloud":
         spacing = mean_spacing[batch_from_ptr(batch.ptr, len(spacing))]
     plane_weight = weight_at(config.point_to_plane, share_done)
-    of_candidates = squared = None
+    of_candidates = None
     if plane_weight > 0 and "target_normals" in batch:
         of_candidates = nearest_point(output.candidates, output.candidates_ptr, target, target_ptr)
     if config.chamfer == "density-aware":
@@ -196,27 +196,10 @@ def cloud_losses(
             alpha=config.density_alpha,
             trim=config.trim,
         )
+        squared = None
     else:
-        if of_candidates is None or output.picked is None:
-            to_target, _ = nearest(pos, ptr, target, target_ptr)
-        else:
-            # The output is some of the candidates.
-            to_target = squared_distance(pos, target, target_ptr, of_candidates[output.picked])
-        to_output, index = nearest(target, target_ptr, pos, ptr)
-        squared = to_target
-        if has_empty(batch.ptr) or has_empty(target_ptr):
-            to_target, to_output = matched(to_target), matched(to_output)
-        unit = spacing[output.parent]
-        # Where all sources are empty, no point has a unit, and all distances are 0.
-        unit_of_target = unit[index] if len(unit) else torch.ones_like(to_output)
-        if config.chamfer == "unsquared":
-            distance = safe_sqrt(torch.cat([to_target, to_output]))
-            to_target, to_output = distance.split([len(pos), len(target)])
-            to_target, to_output = to_target / unit, to_output / unit_of_target
-        else:
-            to_target = to_target / unit.square()
-            to_output = to_output / unit_of_target.square()
-        loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
+        is_unsquared = config.chamfer == "unsquared"
+        loss, squared = chamfer_loss(output, batch, spacing, of_candidates, is_unsquared)
     to_plane = (
         (plane_weight, output.candidates, output.candidates_ptr, of_candidates),
         (weight_at(config.output_to_plane, share_done), pos, ptr, None),
@@ -227,31 +210,59 @@ def cloud_losses(
                 points, points_ptr, target, target_ptr, batch.target_normals, known
             )
             loss = loss + weight * plane / mean_spacing
-    weight = weight_at(config.error, share_done)
-    if weight > 0 and output.log_error is not None:
+    if (weight := weight_at(config.error, share_done)) > 0 and output.log_error is not None:
         if squared is None:
             squared = nearest(pos, ptr, target, target_ptr)[0]
         loss = loss + weight * error_loss(output, output.log_error, squared.detach(), spacing)
-    weight = weight_at(config.coverage, share_done)
-    if weight > 0:
+    if (weight := weight_at(config.coverage, share_done)) > 0:
         gap, _ = nearest(target, target_ptr, output.candidates, output.candidates_ptr)
         gap = matched(gap) / mean_spacing[batch_from_ptr(target_ptr, len(target))].square()
         covered = gap.clamp(max=LARGEST_GAP**2).square()
         loss = loss + weight * segment_mean(covered, target_ptr)
-    weight = weight_at(config.outliers, share_done)
-    if weight > 0:
+    if (weight := weight_at(config.outliers, share_done)) > 0:
         if squared is None:
             squared = nearest(pos, ptr, target, target_ptr)[0]
         off = matched(squared) / mean_spacing[batch_from_ptr(ptr, len(pos))].square()
         loss = loss + weight * segment_mean(off.clamp(max=FARTHEST**2).square(), ptr)
-    weight = weight_at(config.density, share_done)
-    if weight > 0:
+    if (weight := weight_at(config.density, share_done)) > 0:
         loss = loss + weight * density_loss(output, batch)
-    weight = weight_at(config.repulsion, share_done)
-    if weight > 0:
+    if (weight := weight_at(config.repulsion, share_done)) > 0:
         repulsion = repulsion_loss(pos, ptr, k=4, radius=mean_spacing)
         loss = loss + weight * repulsion / mean_spacing
     return loss
+
+
+def chamfer_loss(
+    output: UpsamplerOutput,
+    batch: Batch,
+    spacing: Tensor,
+    of_candidates: Tensor | None,
+    is_unsquared: bool,
+) -> tuple[Tensor, Tensor]:
+    """Chamfer distance (B,) in units of `spacing`, and the squared distances (M,) of the output.
+
+    `of_candidates` are the `nearest_point` of all candidates, if they are known.
+    """
+    pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
+    if of_candidates is None or output.picked is None:
+        squared, _ = nearest(pos, ptr, target, target_ptr)
+    else:
+        # The output is some of the candidates.
+        squared = squared_distance(pos, target, target_ptr, of_candidates[output.picked])
+    to_output, index = nearest(target, target_ptr, pos, ptr)
+    to_target = squared
+    if has_empty(batch.ptr) or has_empty(target_ptr):
+        to_target, to_output = matched(to_target), matched(to_output)
+    unit = spacing[output.parent]
+    # Where all sources are empty, no point has a unit, and all distances are 0.
+    unit_of_target = unit[index] if len(unit) else torch.ones_like(to_output)
+    if is_unsquared:
+        distance = safe_sqrt(torch.cat([to_target, to_output]))
+        to_target, to_output = distance.split([len(pos), len(target)])
+    else:
+        unit, unit_of_target = unit.square(), unit_of_target.square()
+    to_target, to_output = to_target / unit, to_output / unit_of_target
+    return segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr), squared
 
 
 def error_loss(
