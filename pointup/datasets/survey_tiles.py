@@ -300,15 +300,11 @@ def split_blocks(tile_xy: np.ndarray, fraction: float, seed: int, block: int) ->
 
     Blocks of `block` x `block` tiles are not split, so that few validation tiles touch training
     tiles. The result depends on the set of tiles and the seed, not on their order. With two or more
-    different tiles neither side is empty: if all tiles are in one block, the blocks are halved.
+    blocks neither side is empty.
     """
-    while True:
-        blocks, block_of, sizes = np.unique(
-            tile_xy // block, axis=0, return_inverse=True, return_counts=True
-        )
-        if len(blocks) > 1 or block == 1:
-            break
-        block //= 2
+    blocks, block_of, sizes = np.unique(
+        tile_xy // block, axis=0, return_inverse=True, return_counts=True
+    )
     held_out = np.zeros(len(blocks), dtype=bool)
     goal, taken = fraction * len(tile_xy), 0
     shuffled = np.random.default_rng(seed).permutation(len(blocks))
