@@ -461,7 +461,7 @@ def sort_into(
             found = sort_file(
                 path, staging, tiling.tile, tiling.block, regions, tiling.include_noise, columns
             )
-            low, high = found.low.copy(), found.high.copy()
+            low, high = found.low, found.high
             if np.isfinite(low).all() and not extent.holds(np.array([low, high])):
                 raise FileError(
                     f"{path}: points lie outside of the extent in its header, x from "

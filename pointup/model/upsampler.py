@@ -134,7 +134,7 @@ class Upsampler(ChildDecoder, StoredModel):
         kind = pos.device.type
         if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
             return self.upsample(pos, ptr, ratio)
-        model = in_precision(self, torch.get_autocast_dtype(kind), exact="quota_powers")
+        model = in_precision(self, torch.get_autocast_dtype(kind))
         with torch.autocast(kind, enabled=False):
             return model.upsample(pos, ptr, ratio)
 
@@ -226,15 +226,15 @@ class Upsampler(ChildDecoder, StoredModel):
         )
 
 
-def in_precision(model: Upsampler, dtype: torch.dtype, exact: str) -> Upsampler:
-    """A copy of the model with its weights in `dtype`, except the one that is named `exact`.
+def in_precision(model: Upsampler, dtype: torch.dtype) -> Upsampler:
+    """A copy of the model with its weights in `dtype`, except `quota_powers`.
 
     Autocast would cast each weight at each use, its gradient in the backward pass, and features to
     float32 and back around each normalisation: more than half of the operations of a step. Layers
     of the copy normalise and multiply in `dtype` and accumulate in float32. Gradients reach the
     weights of the model. Use the copy for one forward pass and its backward pass.
     """
-    weights = [p for name, p in model.named_parameters() if name != exact]
+    weights = [p for name, p in model.named_parameters() if name != "quota_powers"]
     flat = torch.cat([weight.flatten() for weight in weights]).to(dtype)
     parts = flat.split([weight.numel() for weight in weights])
     cast = {id(weight): part.view_as(weight) for weight, part in zip(weights, parts, strict=True)}
