@@ -14,6 +14,7 @@ from pointup.cli.evaluate.output import check_outputs, describe_model, open_mode
 from pointup.errors import ConfigError, DataError
 from pointup.evaluation.cloud_metrics import ROWS, Figures
 from pointup.evaluation.common_extent import (
+    Extent,
     common_extent,
     find_ground,
     notes_on_heights,
@@ -92,22 +93,13 @@ def evaluate(options: Lidar) -> int:
     scale = Scale(unit, options.cell, options.thresholds)
     sides = {} if source is None else {"source": source.positions}
     sides["reference"] = reference.positions
-    extent = common_extent(sides if source else {**sides, **surveys}, unit.of_metres(options.cell))
+    clouds = {**sides, **surveys}
+    extent = common_extent(clouds if source is None else sides, unit.of_metres(options.cell))
     notes += [f"note: {text}" for text in notes_on_systems(files)]
     notes += notes_on_partial(extent, beside)
     ratio = None
     if source is not None:
-        ratio = 4.0 if options.ratio is None else options.ratio
-        if options.ratio is None and options.thin is None:
-            of, like = [*sides.items(), *surveys.items()][-1]
-            num_source = int(extent.contains(source.positions).sum())
-            ratio = int(extent.contains(like).sum()) / max(num_source, 1)
-            if ratio < 1 and options.density is None:
-                notes.append(
-                    f"note: the source is denser than the {of}, so that no point is "
-                    "added; --ratio and --density set another target"
-                )
-            ratio = max(1.0, ratio)
+        ratio = ratio_for(options, clouds, extent, notes)
         if options.thin is None:  # Else both are of one file.
             notes += notes_on_heights(source.positions, reference.positions, extent, unit)
         near = near_reference(source, reference.positions)
@@ -142,6 +134,23 @@ def evaluate(options: Lidar) -> int:
             write_rasters(options.rasters / name, [points], extent, named_system(files[0]))
         print(f"{options.rasters}: ground, canopy and density of {', '.join(shown)}, reference")
     return 0
+
+
+def ratio_for(
+    options: Lidar, clouds: Mapping[str, np.ndarray], extent: Extent, notes: list[str]
+) -> float:
+    """The ratio of the options or, if there is none, that of the last of the clouds to the source,
+    on the extent."""
+    if options.ratio is not None or options.thin is not None:
+        return options.ratio or 4.0
+    numbers = {name: int(extent.contains(points).sum()) for name, points in clouds.items()}
+    ratio = list(numbers.values())[-1] / max(numbers["source"], 1)
+    if ratio < 1 and options.density is None:
+        notes.append(
+            f"note: the source is denser than the {list(clouds)[-1]}, so that no point is added; "
+            "--ratio and --density set another target"
+        )
+    return max(1.0, ratio)
 
 
 def unit_of_files(options: Lidar, files: Sequence[Path]) -> LengthUnit:
