@@ -166,22 +166,35 @@ class StoredModel:
         given = {k: v for k, v in kwargs.items() if k in OPTIONS}
         check_options(name, stored, given)
         options = {k: v for k, v in {**stored, **given}.items() if k in OPTIONS}
+        model = network._with_weights(name, options, kwargs.get("map_location", "cpu"), download)
+        if "calibration" in stored:
+            model.calibration = read_calibration(name, stored["calibration"])
+        card = read_card(name, **download)
+        if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
+            model.source_card = card, model.fingerprint()
+        return model
+
+    @classmethod
+    def _with_weights(
+        cls, name: str, options: dict[str, Any], device: Any, download: dict[str, Any]
+    ) -> Self:
+        """A model of this network with the stored weights, on `device`, in evaluation mode."""
         try:
             weights = _file_of(name, WEIGHTS_FILE, **download)
             if not weights.is_file():
                 raise ModelError(f"{weights}: no such file; copy the model directory again")
             # "meta" takes no memory: that of a damaged config.json may be larger than the machine.
             # But another network may need values to be built.
-            own = network.own_class().get("network", "")
+            own = cls.own_class().get("network", "")
             with torch.device("cpu" if own else "meta"):
-                model = network(**options)
+                model = cls(**options)
             assert isinstance(model, nn.Module)
             expected = model.state_dict()
             check_shapes(name, weights, expected, own)
             # Copies: the tensors of a file are parts of it, and change with it.
-            device, loaded = kwargs.get("map_location", "cpu"), load_file(weights)
+            stored = load_file(weights)
             loaded = {
-                key: loaded[key].to(device, of.dtype, copy=True) for key, of in expected.items()
+                key: stored[key].to(device, of.dtype, copy=True) for key, of in expected.items()
             }
             # `to_empty` would import symbolic mathematics for the meta device.
             model.load_state_dict(loaded, assign=not own)
@@ -190,11 +203,6 @@ class StoredModel:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
         model.eval()
-        if "calibration" in stored:
-            model.calibration = read_calibration(name, stored["calibration"])
-        card = read_card(name, **download)
-        if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
-            model.source_card = card, model.fingerprint()
         return model
 
 
