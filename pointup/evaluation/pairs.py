@@ -75,27 +75,16 @@ def upsampled_pairs(
     upsampler: Upsampler,
     vertical: Sequence[bool],
     originals: bool = True,
+    made: list[PointCloud] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The output of `pointup upsample` for every source; packed.
 
     `vertical`: whether z points up in each pair; if so, no new point lies below the ground. Without
-    `originals` no measured point is kept.
+    `originals` no measured point is kept. `made` gets the clouds with their attributes.
     """
-    clouds = upsampled_clouds(batch, ratio, upsampler, vertical, originals)
-    return _packed([cloud.positions for cloud in clouds], batch.pos.device)
-
-
-def upsampled_clouds(
-    batch: Batch,
-    ratio: Tensor,
-    upsampler: Upsampler,
-    vertical: Sequence[bool],
-    originals: bool = True,
-) -> list[PointCloud]:
-    """The clouds of `upsampled_pairs` with their attributes."""
     device = batch.pos.device
     sources = unpacked(batch.pos, batch.ptr)
-    return [
+    clouds = [
         upsample(
             PointCloud(source),
             float(by),
@@ -106,6 +95,9 @@ def upsampled_clouds(
         )
         for source, by, has_heights in zip(sources, ratio.tolist(), vertical, strict=True)
     ]
+    if made is not None:
+        made += clouds
+    return _packed([cloud.positions for cloud in clouds], device)
 
 
 def figures_of_pairs(
@@ -344,8 +336,5 @@ def made_clouds(
     `made` gets them with their attributes."""
     clouds = clouds_of_pairs(batch, ratio, None if as_written else upsampler)
     if upsampler is not None and as_written:
-        found = upsampled_clouds(batch, ratio, upsampler, vertical)
-        clouds["model"] = _packed([cloud.positions for cloud in found], batch.pos.device)
-        if made is not None:
-            made += found
+        clouds["model"] = upsampled_pairs(batch, ratio, upsampler, vertical, made=made)
     return clouds

@@ -10,6 +10,7 @@ import torch
 
 from pointup.datasets.batch import make_loader, move
 from pointup.geometry.surfaces import Surface
+from pointup.io.cloud import PointCloud
 from pointup.model.calibration import Calibration
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
@@ -37,7 +38,7 @@ def calibrate_kept_model(
     The new points of some validation pairs are compared with the true surface or the target.
     `enter_phase` is that of the watchdog.
     """
-    from pointup.evaluation.pairs import unpacked, upsampled_clouds
+    from pointup.evaluation.pairs import unpacked, upsampled_pairs
     from pointup.evaluation.uncertainty import measured_uncertainty
 
     directory = Path(config.output_dir, "model")
@@ -60,19 +61,14 @@ def calibrate_kept_model(
         own = own.clamp(max=model.config.max_pass_ratio)
         (target,), file = unpacked(batch.target, batch.target_ptr), samples.surface(index)
         surface = None if file is None else Surface.load(file)
+        vertical = samples.is_vertical(index)
         for ratio in (own, own.clamp(max=2)):
-            found = []
+            made: list[PointCloud] = []
             for model.calibration in (_EXACT, _SPACING):
-                clouds = upsampled_clouds(
-                    batch,
-                    ratio,
-                    model,
-                    [samples.is_vertical(index)],
-                    originals=not config.noise_spacings,
-                )
-                found.append(measured_uncertainty(clouds[0], target, surface))
+                upsampled_pairs(batch, ratio, model, [vertical], not config.noise_spacings, made)
+            found = (measured_uncertainty(cloud, target, surface) for cloud in made)
             (errors, distance), (spacing, _) = found
-            if surface is None and samples.is_vertical(index):
+            if surface is None and vertical:
                 distance = np.maximum(distance, _LEAST_ON_SURVEYS * spacing)
             # Points on the ground below crowns have an uncertainty that no calibration changes.
             of_model = errors != spacing
