@@ -43,6 +43,7 @@ from pointup.training.config import data_sources
 from pointup.training.datasets import open_split
 from pointup.training.objective import training_ratio
 from pointup.training.tracking.tables import AS_WRITTEN, ROW_LABELS
+from pointup.training.tracking.trackers import REFERENCES
 from pointup.upsampling.in_memory import default_device, load_model
 from pointup.visualization.columns import evaluation_picture
 from pointup.visualization.page import FAINT, INK
@@ -221,11 +222,7 @@ def _png(picture: np.ndarray) -> str:
 
 
 RUN_COLORS = ("#1f6fb2", "#e08a3c", "#2f9e56", "#a64ca6", "#c0392b", "#5b6770")
-REFERENCES = {
-    "midpoints": ("midpoint baseline", "--"),
-    "source": ("source as it is", ":"),
-    "resampled": ("resampled ground truth", "-."),
-}
+LINE_STYLES = {"midpoints": "--", "source": ":", "resampled": "-."}
 SMOOTHED = 11
 """Steps of the running mean of noisy curves; the values themselves are drawn faintly."""
 
@@ -234,9 +231,9 @@ def curve_charts(runs: Sequence[RunRecord]) -> dict[str, str]:
     """SVG of each chart by title; charts without values are left out."""
     known = next((run for run in runs if run.evaluations), runs[0])
     differing, levels = differing_references(runs), {}
-    for row, (label, style) in REFERENCES.items():
+    for row, style in LINE_STYLES.items():
         if len(values := known.validation_curve("chamfer", row)[1]):
-            name = f"{label}, {known.name}" if row in differing else label
+            name = f"{REFERENCES[row]}, {known.name}" if row in differing else REFERENCES[row]
             levels[name] = (values[-1], style)
     charts = {
         "Training loss": _chart(runs, lambda run: run.curve("loss"), smooth=True),
