@@ -387,9 +387,7 @@ def assemble(sources: Sequence[PartSource], directory: Path, info: dict[str, Any
                 if found is not None:
                     yield found
 
-        contents[split] = (
-            digest.hexdigest() if None not in numbers else sources[0].part.digests[split]
-        )
+        contents[split] = sources[0].part.digests[split] if is_only else digest.hexdigest()
         store_rows(directory, split, files, contents[split], rows())
     if not is_only:
         (directory / PARTS).write_text(json.dumps([asdict(source.part) for source in sources]))

@@ -96,7 +96,7 @@ def baseline_clouds(
     origin = source.mean(axis=0)
     clouds = {}
     for key, draw in BASELINES.items():
-        new = draw(source - origin, num_points - len(source), _generator(seed, name, key))
+        new = draw(source - origin, num_points - len(source), generator_of(seed, name, key))
         clouds[key] = np.concatenate([source, new + origin])
     return clouds
 
@@ -122,7 +122,7 @@ def fitted_clouds(
         def cloud(
             share: float, key: str = key, draw: Callable[..., np.ndarray] = draw
         ) -> np.ndarray:
-            generator = _generator(seed, name, key.removesuffix("_fitted"))
+            generator = generator_of(seed, name, key.removesuffix("_fitted"))
             new = draw(source - origin, num_points - len(source), generator, share)
             return np.concatenate([source, new + origin])
 
@@ -139,7 +139,7 @@ def fitted_clouds(
     return fitted
 
 
-def _generator(seed: int, name: str, key: str) -> np.random.Generator:
+def generator_of(seed: int, name: str, key: str) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(name.encode()), crc32(key.encode())])
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from pointup.errors import ConfigError, DataError, FileError
+from pointup.evaluation.baselines import generator_of
 from pointup.evaluation.cloud_metrics import METRICS, Figures, Metric, measure
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
@@ -259,7 +259,7 @@ class StoredShapes:
             if name in self.meshes:
                 surface = read_mesh(self.meshes[name])
                 _check_same_place(shape, surface, self.meshes[name])
-                second, _ = surface.poisson_disk(len(shape.truth), _generator(name, 0, "second"))
+                second, _ = surface.poisson_disk(len(shape.truth), generator_of(0, name, "second"))
                 shape = replace(shape, surface=surface, second=second)
             yield shape
 
@@ -307,15 +307,15 @@ class DrawnShapes:
             surface = read_mesh(path).normalized()
             for seed in range(self.num_seeds):
                 draw = surface.poisson_disk if self.pattern == "poisson" else surface.sample
-                source = draw(self.num_source, _generator(name, seed, self.pattern))[0]
+                source = draw(self.num_source, generator_of(seed, name, self.pattern))[0]
                 if self.noise:
-                    random = _generator(name, seed, "noise")
+                    random = generator_of(seed, name, "noise")
                     source = source + self.noise * random.standard_normal(source.shape)
                 yield Shape(
                     name,
-                    truth=surface.poisson_disk(num_truth, _generator(name, seed, "truth"))[0],
+                    truth=surface.poisson_disk(num_truth, generator_of(seed, name, "truth"))[0],
                     source=source,
-                    second=surface.poisson_disk(num_truth, _generator(name, seed, "second"))[0],
+                    second=surface.poisson_disk(num_truth, generator_of(seed, name, "second"))[0],
                     surface=surface,
                     seed=seed,
                 )
@@ -353,10 +353,6 @@ def in_another_frame(points: np.ndarray, truth: np.ndarray) -> bool:
 
 def _read(path: Path) -> np.ndarray:
     return read_points(path, attributes=False).positions
-
-
-def _generator(name: str, seed: int, part: str) -> np.random.Generator:
-    return np.random.default_rng([seed, crc32(name.encode()), crc32(part.encode())])
 
 
 def _check_same_place(shape: Shape, surface: Surface, path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from pointup.cli.input_files import HtmlFile, Title, describe_page
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, PointupError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,6 @@ class Report:
     def run(self) -> int:
         from pointup.cli.report.page import report_html, samples_of_runs
         from pointup.cli.report.runs import read_runs
-        from pointup.errors import PointupError
         from pointup.visualization.viewer.document import check_viewer_path, write_page
 
         check_viewer_path(self.output)
