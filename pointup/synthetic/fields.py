@@ -78,10 +78,9 @@ def log_uniform(rng: np.random.Generator, low: float, high: float, size: Any = N
     return np.exp(rng.uniform(np.log(low), np.log(high), size))
 
 
-def waves(
-    rng: np.random.Generator, frequency: float, num_waves: int = 12, dimension: int = 3
-) -> Field:
+def waves(rng: np.random.Generator, frequency: float, dimension: int = 3) -> Field:
     """A smooth random field of unit variance; `frequency` is in radians per unit of length."""
+    num_waves = 12
     directions = rng.normal(size=(dimension, num_waves)) * frequency
     phases = rng.uniform(0, 2 * np.pi, num_waves)
     scale = (2 / num_waves) ** 0.5

@@ -198,15 +198,13 @@ def car(rng: np.random.Generator) -> np.ndarray:
     length, width, height = rng.uniform([3.8, 1.6, 1.4], [5.5, 2.0, 2.4])
     bonnet, waist = rng.uniform(0.05, 0.3), 0.55 * height
 
-    def wedge(low: float, high: float, back: float, front: float, inset: float) -> np.ndarray:
-        sides = np.array([[-back, -1], [front, -1], [front, 1], [-back, 1]]) / 2
+    def wedge(low: float, high: float, front: float, inset: float) -> np.ndarray:
+        sides = np.array([[-1, -1], [front, -1], [front, 1], [-1, 1]]) / 2
         bottom = np.column_stack([sides * [length, width], np.full(4, low)])
         top = np.column_stack([sides * [length * inset, width * inset], np.full(4, high)])
         return hull(np.concatenate([bottom, top]))
 
-    return np.concatenate(
-        [wedge(0.25, waist, 1, 1, 0.95), wedge(waist, height, 1, 1 - 2 * bonnet, 0.85)]
-    )
+    return np.concatenate([wedge(0.25, waist, 1, 0.95), wedge(waist, height, 1 - 2 * bonnet, 0.85)])
 
 
 def pole(rng: np.random.Generator, height: float) -> np.ndarray:
