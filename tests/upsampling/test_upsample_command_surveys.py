@@ -254,6 +254,23 @@ def test_a_damaged_tile_is_left_out_and_reported(tmp_path, command):
     assert "repair the header\n" in part.err and "--separate" not in part.err
 
 
+def test_synthetic_points_of_a_file_that_is_left_out_are_not_counted(
+    tmp_path, command, monkeypatch
+):
+    points = positions(300)
+    write_las(tmp_path / "in" / "a.las", points, scale=0.01)
+    points = points[np.argsort(points[:, 0])] + [10, 0, 0]
+    wrong = write_las(tmp_path / "in" / "b.las", points, scale=0.01, synthetic=np.ones(300, int))
+    header = bytearray(wrong.read_bytes())
+    # The largest x in the header: only the first part of the points lies within it.
+    header[179:187] = np.array([points[150, 0]]).tobytes()
+    wrong.write_bytes(header)
+    monkeypatch.setattr("pointup.cli.upsample.files.CHUNK_SIZE", 100)
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert "b.las: has points outside of the extent" in result.err
+    assert left_in(tmp_path / "out") == ["a.las"] and "synthetic flag" not in result.err
+
+
 @pytest.mark.parametrize(
     ("options", "num_points"), [((), 1000), (("--separate", "--only-new"), 400)]
 )
