@@ -45,19 +45,25 @@ class Summary:
     """Of `UncertaintyByClass`."""
 
 
+_BITS = 12
+
+
 class _Distances:
     """Counts distances by their size, so that any number of them takes the same memory.
 
-    Of a float32, `bits` are left out: sizes differ by one in 2,000 with 12, one in 128 with 16.
+    Of a float32, `_BITS` are left out: sizes differ by one in 2,000. Sizes that do not occur take
+    no memory, as zeros that are never written.
     """
 
-    def __init__(self, bits: int = 12) -> None:
-        self._bits, self.farthest = bits, 0.0
-        self._counts = np.zeros(1 << (31 - bits), np.int64)
+    def __init__(self) -> None:
+        self.farthest = 0.0
+        self._counts = np.zeros(1 << (31 - _BITS), np.int64)
 
     def add(self, distances: np.ndarray) -> None:
-        sizes = distances.astype(np.float32).view(np.uint32) >> self._bits
-        self._counts += np.bincount(sizes, minlength=len(self._counts))
+        sizes = distances.astype(np.float32).view(np.uint32) >> _BITS
+        first = int(sizes.min(initial=len(self._counts) - 1))
+        counts = np.bincount(sizes - first)
+        self._counts[first : first + len(counts)] += counts
         self.farthest = max(self.farthest, float(distances.max(initial=0.0)))
 
     def number(self) -> int:
@@ -67,7 +73,7 @@ class _Distances:
         """The distance that a share of them does not exceed, at most the farthest."""
         counts = np.cumsum(self._counts)
         size = np.searchsorted(counts, share * counts[-1]) + 1
-        above = np.array(size << self._bits, np.uint32).view(np.float32)
+        above = np.array(size << _BITS, np.uint32).view(np.float32)
         return min(float(above), self.farthest)
 
 
@@ -84,7 +90,7 @@ class UncertaintyByClass:
 
     def __init__(self) -> None:
         self._all = _Distances()
-        self._of_class = defaultdict[int, _Distances](lambda: _Distances(16))
+        self._of_class = defaultdict[int, _Distances](_Distances)
 
     def add(self, uncertainty: np.ndarray, classes: np.ndarray) -> None:
         """Add new points with uncertainties (M,) and classes (M,); those below 0 and above 255 are
