@@ -15,6 +15,7 @@ from scipy.spatial import cKDTree
 
 from pointup.datasets.block_pairs import thin
 from pointup.datasets.flight_passes import GPS_TIME, POINT_SOURCE_ID, passes_of, table_of
+from pointup.datasets.survey_tiles import first_occurrences
 from pointup.errors import DataError
 from pointup.evaluation.baselines import baseline_clouds, fitted_clouds
 from pointup.evaluation.cloud_metrics import Figures, mean_figures
@@ -456,9 +457,11 @@ def thin_survey(
 ) -> tuple[PointCloud, PointCloud]:
     """Split a survey into source and reference: the points thinned by `pattern`, and the others.
 
-    The reference has `ratio` times as many points as the source. Raises DataError for too few
-    points.
+    The reference has `ratio` times as many points as the source. Neither has points at the position
+    of another one, as in tiles with a buffer: a copy would put a point on both sides. Raises
+    DataError for too few points.
     """
+    survey = survey.select(first_occurrences(survey.positions))
     num_points = len(survey.positions)
     num_source = round(num_points / (ratio + 1))
     if num_source < FEWEST_POINTS:

@@ -112,6 +112,15 @@ def test_errors_are_shown_where_both_surveys_are(surveys):
     assert highs["half"] < 2 * highs["dense"]
 
 
+def test_a_thinned_survey_says_how_many_copies_of_points_were_left_out(surveys, capsys):
+    np.savetxt(surveys / "twice.xyz", np.tile(np.loadtxt(surveys / "dense.xyz"), (2, 1)))
+    num_points = len(np.loadtxt(surveys / "dense.xyz"))
+    copies = f"{num_points:,} points left out: where another one is"
+    for name, is_said in (("twice", True), ("dense", False)):
+        assert not evaluate("lidar", "--thin", surveys / f"{name}.xyz", "--ratio", 3)
+        assert (copies in capsys.readouterr().out) == is_said
+
+
 def test_a_survey_compared_with_itself_has_figures_and_no_shares(surveys, capsys):
     same = surveys / "dense.xyz"
     assert not evaluate("lidar", "--reference", same, "--source", same, "--prediction", same)

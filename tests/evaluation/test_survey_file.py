@@ -99,6 +99,14 @@ def test_too_few_points_to_thin_are_reported_with_the_remedy(num_points, ratio, 
         thin_survey(square(num_points, 1.0), ratio, pattern, 0)
 
 
+def test_no_point_of_a_thinned_survey_is_in_both_source_and_reference():
+    once = square(400, 10.0)
+    source, reference = thin_survey(once.select(np.tile(np.arange(400), 2)), 3.0, "random", 0)
+    assert (len(source.positions), len(reference.positions)) == (100, 300)
+    both = np.concatenate([source.positions, reference.positions])
+    assert len(np.unique(both, axis=0)) == 400
+
+
 def test_a_source_is_cut_to_a_strip_around_the_reference_only_if_it_is_larger():
     source = square(10_000, 100)  # A mean spacing of 1.
     corner = np.array([[90.0, 90, 0], [99, 99, 0]])

@@ -72,6 +72,9 @@ def evaluate(options: Lidar) -> int:
     elif options.thin is not None:
         whole = read_survey(options.thin, notes, synthetic="drop")
         source, reference = thin_survey(whole, options.ratio or 4.0, options.pattern, options.seed)
+        num_points = len(source) + len(reference)
+        if copies := len(whole) - num_points:
+            notes.append(f"{options.thin}: {copies:,} points left out: where another one is")
     else:
         assert options.reference is not None
         reference = read_survey(options.reference, notes)
