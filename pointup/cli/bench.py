@@ -16,7 +16,7 @@ from pointup.option_help import optional
 class Bench:
     """Measure the speed of reading, neighbour search, training and upsampling.
 
-    Every figure is a median.
+    Times of searches and of training steps are medians.
     """
 
     quick: bool = False

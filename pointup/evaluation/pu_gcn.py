@@ -52,8 +52,11 @@ class Shape:
     seed: int = 0
 
 
-def shape_metrics(protocol: Protocol) -> dict[str, Metric]:
-    """The metrics of `measure_shape` for a protocol, in the order to print."""
+def shape_metrics(protocol: Protocol, *, are_drawn: bool = False) -> dict[str, Metric]:
+    """The metrics of `measure_shape` for a protocol, in the order to print.
+
+    `are_drawn`: the clouds are those of `DrawnShapes`, whose meshes are scaled.
+    """
     frame = "in units of the target's furthest distance from its mean"
     metrics = {name: METRICS[name] for name in ("cd", "hd", "p2f", "cd_target_frame")}
     metrics["hausdorff"] = Metric(
@@ -61,6 +64,12 @@ def shape_metrics(protocol: Protocol) -> dict[str, Metric]:
         "x1e-3",
         f"largest distance of any point of either cloud to the other; unsquared, {frame}",
     )
+    if are_drawn:
+        convention = (
+            "mean distance of the prediction to the true surface; unsquared, each mesh scaled to "
+            "furthest distance 1 from its centre"
+        )
+        metrics["p2f"] = replace(metrics["p2f"], convention=convention)
     metrics["spacing_cv"] = METRICS["spacing_cv"]
     if protocol == "half":
         for name in SUMMED:

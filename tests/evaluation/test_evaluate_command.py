@@ -107,6 +107,7 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(meshes, model, tmp
             assert mean == pytest.approx(np.mean(each))
             # Every printed figure has its convention.
             assert content["metrics"][name]["convention"] in " ".join(text.split())
+    assert "mesh scaled to furthest distance 1" in content["metrics"]["p2f"]["convention"]
     assert content["means"]["model"]["cd"] != content["means"]["midpoints"]["cd"]
     cells = [line.split(" | ") for line in markdown_path.read_text().splitlines() if "|" in line]
     (row,) = [line for line in cells if line[0].startswith("| midpoints")]

@@ -89,7 +89,8 @@ def evaluate(options: Shapes) -> int:
     means = mean_rows([mean_rows(rows) for rows in by_name.values()])
     first = next(iter(means))
     each = {name: mean_figures([r[first] for r in rows]) for name, rows in by_name.items()}
-    metrics, found = shape_metrics(options.protocol), reliability(trusted)
+    metrics = shape_metrics(options.protocol, are_drawn=options.truth is None)
+    found = reliability(trusted)
     denoised = ", --denoise" if options.denoise else ""
     heading = [
         f"{len(names)} shapes{_source(options)}",
