@@ -21,18 +21,27 @@ _BLOCK = 100_000
 
 
 def measured_uncertainty(
-    cloud: PointCloud, target: np.ndarray, surface: Surface | None = None
+    cloud: PointCloud,
+    target: np.ndarray,
+    surface: Surface | None = None,
+    source: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The uncertainty (M,) of the new points of an upsampled cloud, and their distances (M,) to the
     true surface, or else beyond the `target` (T, 3), see `distances_beyond`.
 
-    New points are those with an uncertainty above 0. A cloud without the attribute has none.
+    New points are those with an uncertainty above 0. A cloud without the attribute has none. The
+    others are measured; `source` (N, 3) has the measured points of a cloud of new points only. None
+    are returned if neither a surface nor measured points are known.
     """
     uncertainty = cloud.attributes.get(UNCERTAINTY, np.zeros(len(cloud), np.float32))
     is_new = uncertainty > 0
-    points, source = cloud.positions[is_new], cloud.positions[~is_new]
+    points = cloud.positions[is_new]
     if surface is not None:
         return uncertainty[is_new], surface.distance(points)
+    if source is None or not is_new.all():
+        source = cloud.positions[~is_new]
+    if not len(source):
+        return uncertainty[:0], np.empty(0)
     return uncertainty[is_new], distances_beyond(points, source, target)
 
 

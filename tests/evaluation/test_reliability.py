@@ -129,3 +129,17 @@ def test_deciles_are_those_of_a_loop():
         }
         for name, value in expected.items():
             assert np.asarray(found[name])[tenth] == pytest.approx(value)
+
+
+def test_new_points_alone_are_measured_with_the_measured_points_of_their_source():
+    rng = np.random.default_rng(0)
+    source, target, new = (rng.random((n, 3)) for n in (200, 800, 400))
+    uncertainty = rng.random(400).astype(np.float32) + 0.01
+    alone = PointCloud(new, {"uncertainty": uncertainty})
+    whole = PointCloud(
+        np.concatenate([source, new]),
+        {"uncertainty": np.concatenate([np.zeros(200, np.float32), uncertainty])},
+    )
+    found = measured_uncertainty(alone, target, source=source)
+    assert np.array_equal(found, measured_uncertainty(whole, target))
+    assert not reliability([measured_uncertainty(alone, target)])

@@ -127,7 +127,8 @@ def evaluate(options: Lidar) -> int:
         rows |= against.measure_fitted(near.positions, len(like), options.seed)
     rows = {name: rows[name] for name in ("prediction", *ROWS) if name in rows}
     inside = [cloud.select(extent.contains(cloud.positions)) for cloud in made.values()]
-    found = reliability([measured_uncertainty(cloud, against.points) for cloud in inside])
+    around = None if measured is None else measured[extent.contains(measured)]
+    found = reliability([measured_uncertainty(c, against.points, source=around) for c in inside])
     report(options, rows, against, ratio, upsampler, notes, found)
     if options.picture is not None or options.view is not None:
         show(options, rows, against, surveys, found)
