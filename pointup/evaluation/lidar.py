@@ -387,7 +387,8 @@ def read_survey(
     positions: list[np.ndarray] = []
     values: dict[str, list[np.ndarray]] = {name: [] for name in kept_attributes}
     num_points = num_noise = num_synthetic = 0
-    for cloud in chain.from_iterable(map(iter_points, files_of(path))):
+    files = files_of(path)
+    for cloud in chain.from_iterable(map(iter_points, files)):
         noise = is_noise(cloud)
         made = is_synthetic(cloud) & ~noise
         num_noise += int(noise.sum())
@@ -416,7 +417,12 @@ def read_survey(
         for name, chunks in values.items()
         if sum(map(len, chunks)) == len(kept)
     }
-    return PointCloud(kept, attributes, path=path)
+    survey = PointCloud(kept, attributes, path=path)
+    # Tiles with a buffer hold the same points.
+    if len(files) > 1 and not (is_first := first_occurrences(kept)).all():
+        notes.append(f"{path}: {(~is_first).sum():,} points left out: where another one is")
+        survey = survey.select(is_first)
+    return survey
 
 
 def split_passes(

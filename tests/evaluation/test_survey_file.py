@@ -21,6 +21,7 @@ from pointup.evaluation.lidar import (
     upsampled_surveys,
 )
 from pointup.io.cloud import PointCloud
+from pointup.io.virtual_clouds import write_virtual_cloud
 
 
 def square(num_points: int, side: float) -> PointCloud:
@@ -97,6 +98,17 @@ def test_too_few_points_to_thin_are_reported_with_the_remedy(num_points, ratio, 
     message = f"square.las: {num_points:,} points thinned .* leave 0 .* smaller ratio"
     with pytest.raises(DataError, match=message):
         thin_survey(square(num_points, 1.0), ratio, pattern, 0)
+
+
+def test_points_that_several_tiles_hold_are_read_once(tmp_path):
+    points = np.random.default_rng(0).random((100, 3)).round(3)
+    files = [tmp_path / "a.las", tmp_path / "b.las"]
+    for path, rows in zip(files, (slice(0, 60), slice(40, 100)), strict=True):
+        write_las(path, points[rows], offset=np.zeros(3))
+    write_virtual_cloud(tmp_path / "all.vpc", files)
+    notes: list[str] = []
+    assert np.allclose(read_survey(tmp_path / "all.vpc", notes).positions, points)
+    assert notes == [f"{tmp_path / 'all.vpc'}: 20 points left out: where another one is"]
 
 
 def test_no_point_of_a_thinned_survey_is_in_both_source_and_reference():
