@@ -226,6 +226,11 @@ class Upsampler(ChildDecoder, StoredModel):
         )
 
 
+# Weights of 16 bits begin at multiples of 16 bytes: elsewhere cuBLAS takes slower kernels, and some
+# of its kernels fail with "misaligned address" on a bias.
+_ALIGNED = 8
+
+
 def in_precision(model: Upsampler, dtype: torch.dtype) -> Upsampler:
     """A copy of the model with its weights in `dtype`, except `quota_powers`.
 
@@ -234,7 +239,9 @@ def in_precision(model: Upsampler, dtype: torch.dtype) -> Upsampler:
     of the copy normalise and multiply in `dtype` and accumulate in float32. Gradients reach the
     weights of the model. Use the copy for one forward pass and its backward pass.
     """
-    weights = [p for name, p in model.named_parameters() if name != "quota_powers"]
+    weights: list[Tensor] = [p for n, p in model.named_parameters() if n != "quota_powers"]
+    gap = weights[0].detach().new_zeros(_ALIGNED - 1)
+    weights = [p for w in weights for p in (w, gap[: -w.numel() % _ALIGNED]) if p.numel()]
     flat = torch.cat([weight.flatten() for weight in weights]).to(dtype)
     parts = flat.split([weight.numel() for weight in weights])
     cast = {id(weight): part.view_as(weight) for weight, part in zip(weights, parts, strict=True)}

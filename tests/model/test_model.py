@@ -20,7 +20,7 @@ from pointup.errors import ModelError
 from pointup.geometry.local_geometry import LocalGeometry, local_geometry, plane_normals
 from pointup.geometry.midpoints import midpoint_upsample, same_number_of_slots
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.model.upsampler import Upsampler, reference_clouds
+from pointup.model.upsampler import Upsampler, in_precision, reference_clouds
 from pointup.training.objective import LossConfig, losses_of_model
 
 SMALL = {"feature_dim": 16, "k": 5, "num_layers": 2, "heads": 2, "child_heads": 4}
@@ -373,6 +373,15 @@ def test_points_of_another_floating_dtype_are_cast_to_float32(dtype, autocast):
         made, expected = (model(points, ptr, 2.0) for points in (pos, pos.float()))
     assert made.pos.dtype == made.candidates.dtype == torch.float32
     assert torch.equal(made.pos, expected.pos)
+
+
+def test_weights_in_16_bits_keep_their_values_and_begin_at_multiples_of_16_bytes():
+    model = Upsampler(**SMALL | {"position_hidden": 12})
+    weights = dict(in_precision(model, torch.bfloat16).named_parameters())
+    del weights["quota_powers"]
+    for name, weight in weights.items():
+        assert torch.equal(weight, model.get_parameter(name).bfloat16()), name
+        assert weight.data_ptr() % 16 == 0, name
 
 
 def test_coordinates_are_described_outside_autocast(monkeypatch):
