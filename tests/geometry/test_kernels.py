@@ -124,6 +124,15 @@ def expect_nearest(sets: Sets, squared: Tensor, index: Tensor, rtol: float = 1e-
     torch.testing.assert_close(chosen, pairs.amin(1), rtol=rtol, atol=1e-12)
 
 
+@needs_device
+def test_bounds_need_not_be_contiguous():
+    pos, ptr, target, target_ptr = ragged([(20, 30), (15, 9)])
+    ptr_of_2, target_ptr_of_2 = (torch.stack([of, of], dim=1)[:, 0] for of in (ptr, target_ptr))
+    assert torch.equal(knn(pos, ptr_of_2, 4)[1], knn(pos, ptr, 4)[1])
+    found = nearest(pos, ptr_of_2, target, target_ptr_of_2)
+    expect_nearest((pos, ptr, target, target_ptr), *found)
+
+
 # Blocks of queries within a cloud and across several, tiles full and not, empty clouds.
 SIZES = [(20, 110), (0, 3), (1, 1), (10, 0), (3, 70), (0, 0), (8, 20)]
 

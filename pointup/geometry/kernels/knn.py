@@ -194,6 +194,8 @@ def knn_search(
     index = torch.empty((len(query), k), dtype=torch.int64, device=query.device)
     if len(query) == 0:
         return squared, index
+    # Kernels read bounds as adjacent in memory.
+    query_ptr, ptr = query_ptr.contiguous(), ptr.contiguous()
     axes = pos.T.contiguous()
     boxes = cloud_boxes(axes, ptr)
     if query is pos:
