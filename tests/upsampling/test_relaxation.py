@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.spatial import ConvexHull, cKDTree
+from torch import Tensor
 
 from pointup import upsample
 from pointup.upsampling.single_pass import relaxation
@@ -422,6 +424,19 @@ def test_blocks_relaxed_together_are_as_those_relaxed_alone(options):
     for relaxed, (free, fixed, num_wanted) in zip(together, blocks, strict=True):
         alone = relax(free, fixed, *options, num_wanted)  # type: ignore[arg-type]
         np.testing.assert_allclose(relaxed, alone, rtol=0, atol=1e-9)
+
+
+def test_a_device_solves_no_more_systems_at_a_time_than_its_solver_takes():
+    sizes = []
+
+    def solve(matrices: Tensor, values: Tensor) -> Tensor:
+        sizes.append(len(matrices))
+        return torch.zeros_like(values)
+
+    points = np.random.default_rng(0).random((66_000, 3))
+    with mock.patch.object(torch.linalg, "solve", solve):
+        relax_on_device([(points, NOTHING, 66_000)], torch.device("cpu"), 0, False, 0.0, 0.0, 1.0)
+    assert sum(sizes) == 66_000 and max(sizes) < 2**16
 
 
 def ridge(num_points: int, seed: int = 0) -> np.ndarray:
