@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.spatial import cKDTree
 
+from pointup.datasets.survey_tiles import first_occurrences
 from pointup.geometry.surfaces import Surface, eigenvectors
 from pointup.io.cloud import PointCloud
 from pointup.model.calibration import Calibration
@@ -56,6 +57,8 @@ def distances_beyond(points: np.ndarray, source: np.ndarray, target: np.ndarray)
     measured points around it, is taken from the squared distance of a new point.
     """
     squared = _squared_distances(points, target)
+    # A copy of a point says nothing of the gaps around it.
+    source = source[first_occurrences(source)]
     number = min(_NUM_AROUND, len(source) - 1)
     if number > 0 and len(points):
         tree, off = cKDTree(source), _squared_distances(source, target)

@@ -34,6 +34,7 @@ def test_nine_in_ten_points_of_the_truth_are_not_beyond_a_target_whatever_their_
     beyond = distances_beyond(points, source, target)
     gap = cKDTree(source).query(points)[0]
     assert np.mean(beyond == 0) == pytest.approx(0.9, abs=0.015)
+    assert np.array_equal(distances_beyond(points, np.repeat(source, 2, axis=0), target), beyond)
     for rows in np.array_split(np.argsort(gap), 5):
         assert np.mean(beyond[rows] == 0) == pytest.approx(0.9, abs=0.035)
     # Without measured points, or with one, nothing is known of the target.
