@@ -28,11 +28,11 @@ for name in ("datasets", "pyarrow"):
         sys.modules[name] = MagicMock()
 
 from pointup.benchmark.machine import describe_machine, machine_lines
-from pointup.benchmark.section import now
 from pointup.benchmark.training_step import OneProcessGroup, TrainingWork, sheet, training_batch
 from pointup.datasets.batch import num_tokens
 from pointup.geometry.kernels import trial
 from pointup.model.upsampler import Upsampler
+from pointup.training.distributed.accelerator import now
 from pointup.upsampling.in_memory import load_model, upsample
 
 MODELS = ("lidar", "shapes", "forest")
