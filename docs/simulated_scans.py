@@ -3,8 +3,8 @@
     python docs/simulated_scans.py ALS.laz DRONE.laz docs/simulated_scans.png [--scenes 6]
         [--movement 0.7]
 
-Both files are LAS or LAZ with return numbers, flight lines and ground classes. Stands of the height
-of the real forest are scanned at the pulse density, and on the flight lines, of the real surveys.
+Both files are LAS or LAZ with return numbers and ground classes. Stands of the height of the real
+forest are scanned at the pulse density of the real surveys.
 Prints a Markdown table and draws cross-sections and height profiles.
 """
 
@@ -20,9 +20,10 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from pointup.evaluation.common_extent import find_ground, whole_extent
-from pointup.synthetic.landscapes import Stand, scene_of, stand_site
+from pointup.synthetic.landscapes import MARGIN, Stand, ground, plant_stand, scene_of
 from pointup.synthetic.scanner import Scanner, airborne, drone, scan
 from pointup.synthetic.scene_pairs import moved
+from pointup.synthetic.site import Site
 
 BANDS = (-np.inf, 2.0, 8.0, 16.0, 24.0, np.inf)
 BAND_NAMES = ("below 2 m", "2 to 8 m", "8 to 16 m", "16 to 24 m", "above 24 m")
@@ -37,23 +38,16 @@ STAND = Stand(
     dead_wood=0.01,
 )
 WIDTH = 20.0
-FEWEST_IN_LINE = 1000
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Points (N, 3), heights above ground (N,), return numbers, returns of the pulse, lines.
-
-    `area` is that of all points, `line_area` that of a flight line, in square metres.
-    """
+    """Points (N, 3), heights above ground (N,), return numbers (N,), area in square metres."""
 
     points: np.ndarray
     above: np.ndarray
     number: np.ndarray
-    num_returns: np.ndarray
-    line: np.ndarray
     area: float
-    line_area: float
 
     @property
     def first(self) -> np.ndarray:
@@ -66,11 +60,10 @@ def real_surveys(paths: list[Path]) -> list[Survey]:
     clouds = [np.array(file.xyz) for file in files]
     together = np.concatenate(clouds)
     classes = np.concatenate([np.array(file.classification) for file in files])
-    ground = find_ground(together, whole_extent(together, 1.0), classes)
+    below = find_ground(together, whole_extent(together, 1.0), classes)
     area = float(np.prod(np.ptp(together[:, :2], axis=0)))
-    columns = ("return_number", "number_of_returns", "point_source_id")
     return [
-        Survey(cloud, ground.above(cloud), *(np.array(file[name]) for name in columns), area, area)
+        Survey(cloud, below.above(cloud), np.array(file.return_number), area)
         for file, cloud in zip(files, clouds, strict=True)
     ]
 
@@ -92,53 +85,30 @@ def simulated_surveys(real: list[Survey], num_scenes: int, movement: float) -> l
     parts: list[list[Survey]] = [[], []]
     for seed in range(num_scenes):
         rng = np.random.default_rng([77, seed])
-        site = stand_site(rng, WIDTH, STAND)
+        site = Site(rng, ground(rng), WIDTH + 2 * MARGIN)
+        plant_stand(site, STAND)
         later = moved(site, movement, np.random.default_rng([78, seed]))
         scenes = scene_of(site, WIDTH), scene_of(later, WIDTH)
         aeroplane = flight(real[0], airborne(rng, 1.0), [12.0, -12.0])
         copter = flight(real[1], drone(rng, 1.0), [8.0])
         for side, (scene, scanner) in enumerate(zip(scenes, (aeroplane, copter), strict=True)):
             returns = scan(scene.solid, scene.rough, WIDTH, scanner, rng)
-            points, line = returns.points, returns.line + 10 * seed
-            above = points[:, 2] - scene.ground(points[:, :2])
-            apart = points + np.array([3 * WIDTH * seed, 0, 0])
-            columns = (apart, above, returns.number, returns.num_returns, line)
-            parts[side].append(Survey(*columns, area=WIDTH**2, line_area=WIDTH**2))
-    names = ("points", "above", "number", "num_returns", "line")
+            above = returns.points[:, 2] - scene.ground(returns.points[:, :2])
+            apart = returns.points + np.array([3 * WIDTH * seed, 0, 0])
+            parts[side].append(Survey(apart, above, returns.number, WIDTH**2))
+    names = ("points", "above", "number")
     return [
         Survey(
             *(np.concatenate([getattr(part, name) for part in side]) for name in names),
             area=num_scenes * WIDTH**2,
-            line_area=WIDTH**2,
         )
         for side in parts
     ]
 
 
-def spacing(survey: Survey) -> tuple[float, float]:
-    """How the first returns of a flight line are spread in plan.
-
-    The mean distance to the nearest one, in units of that of random points (Clark and Evans, 1954),
-    and the ratio of the axes of the displacements to the nearest one: 1 without a direction, more
-    where the spacing along scan lines is not that across them.
-    """
-    distances, ratios = [], []
-    for line in np.unique(survey.line):
-        places = survey.points[survey.first & (survey.line == line)][:, :2]
-        if len(places) < FEWEST_IN_LINE:
-            continue
-        near, index = cKDTree(places).query(places, k=2)
-        distances.append(near[:, 1].mean() * 2 * (len(places) / survey.line_area) ** 0.5)
-        moved = places[index[:, 1]] - places
-        low, high = np.linalg.eigvalsh(moved.T @ moved)
-        ratios.append((high / low) ** 0.5)
-    return float(np.mean(distances)), float(np.mean(ratios))
-
-
 def describe(survey: Survey, other: Survey) -> dict[str, list[float]]:
     """Rows of the table: figures of a survey, and distances to the other one."""
     first, pulses = survey.first, survey.first.sum()
-    by_number = [np.mean(survey.num_returns[first] == n) for n in (1, 2, 3, 4)]
     band = np.digitize(survey.above, BANDS) - 1
     away = np.asarray(cKDTree(other.points).query(survey.points)[0])
     numbers = range(len(BAND_NAMES))
@@ -146,12 +116,9 @@ def describe(survey: Survey, other: Survey) -> dict[str, list[float]]:
         "points/m2": [len(first) / survey.area],
         "pulses/m2": [pulses / survey.area],
         "returns of a pulse": [len(first) / pulses],
-        "pulses with 1, 2, 3, 4 returns, %": [100 * float(share) for share in by_number],
         "returns within 0.5 m of the ground, %": [100 * float(np.mean(survey.above < 0.5))],
         f"returns {', '.join(BAND_NAMES)}, %": [100 * float(np.mean(band == n)) for n in numbers],
         "first returns, the same, %": [100 * float(np.mean(band[first] == n)) for n in numbers],
-        "nearest first return of the line, random points 1": [spacing(survey)[0]],
-        "ratio of the axes of the way there": [spacing(survey)[1]],
         "to the other survey, by height, m": [float(away[band == n].mean()) for n in numbers],
         "to the other survey, m": [float(away.mean())],
     }

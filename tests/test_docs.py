@@ -208,6 +208,18 @@ def test_named_modules_and_their_members_are_there():
     assert not wrong, "\n".join(wrong)
 
 
+def test_what_the_scripts_of_the_docs_import_is_there():
+    wrong = [
+        f"{name_of(script)}: {node.module}.{each.name}"
+        for script in sorted(DOCS.glob("*.py"))
+        for node in ast.walk(ast.parse(script.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pointup")
+        for each in node.names
+        if not is_importable(f"{node.module}.{each.name}")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize(
     ("page", "code"),
     [(page, block) for page in PAGES for block in blocks(page, "python")],
