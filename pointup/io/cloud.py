@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
 
@@ -184,6 +184,7 @@ class ColumnWriter(PointWriter):
     """
 
     def _lay_out(self, like: PointCloud) -> None:
+        check_names(like.attributes, self.path)
         flat = flatten_attributes(like.attributes)
         self.columns = dict.fromkeys("xyz", np.dtype(np.float64))
         self.columns |= {name: values.dtype for name, values in flat.items()}
@@ -208,6 +209,32 @@ def as_positions(columns: Iterable[np.ndarray]) -> np.ndarray:
     """x, y and z as (N, 3) float64, without NumPy's warning about signalling NaN."""
     with np.errstate(invalid="ignore"):
         return np.column_stack([column.astype(np.float64) for column in columns])
+
+
+def as_float64(positions: Any) -> np.ndarray:
+    """Points (N, 3) of any kind as float64. FileError for a path, and where a conversion would lose
+    the mask or a part."""
+    if isinstance(positions, np.ma.MaskedArray) and np.ma.is_masked(positions):
+        masked = np.ma.getmaskarray(positions).reshape(len(positions), -1).any(axis=1)
+        raise FileError(
+            f"points: {masked.sum()} of {len(positions)} are masked; leave them out: "
+            "points[~points.mask.any(axis=1)]"
+        )
+    if isinstance(positions, str | Path):
+        raise FileError(f"{positions}: not points; read them by pointup.io.files.read_points")
+    if hasattr(positions, "is_floating_point"):  # A tensor; reading files needs no torch.
+        positions = positions.detach().cpu()
+        # NumPy has no bfloat16.
+        positions = positions.double() if positions.is_floating_point() else positions
+    try:
+        values = np.asarray(positions)
+        if values.dtype.kind == "c":
+            raise FileError("points: complex coordinates; give real ones, such as points.real")
+        if values.dtype == bool:
+            raise FileError("points: true and false, not coordinates; use a mask as points[mask]")
+        return values.astype(np.float64, copy=False)
+    except (TypeError, ValueError) as error:
+        raise FileError(f"points: no array (N, 3) of numbers ({error}); make one") from None
 
 
 def check_positions(positions: np.ndarray, what: str) -> None:
@@ -239,6 +266,13 @@ def check_attributes(cloud: PointCloud, what: str, refused: str = "OMm") -> None
                 f"{what}: {name} has shape {values.shape} for {len(cloud)} points; give one value "
                 "for each"
             )
+
+
+def check_names(names: Iterable[str], path: Path, taken: Sequence[str] = ("x", "y", "z")) -> None:
+    """Raise DataError for an attribute that would replace the coordinates in the file."""
+    for name in names:
+        if name.lower() in taken:
+            raise DataError(f"{path}: {name!r} is the name of coordinates; rename the attribute")
 
 
 LARGEST_COORDINATE, SMALLEST_EXTENT = 1e12, 1e-15

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from pointup.disk import file_state, os_errors, resolve_symlink, written_whole
-from pointup.errors import FileError
+from pointup.errors import ConfigError, FileError
 from pointup.geometry.surfaces import Surface
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
@@ -17,6 +18,7 @@ from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
     PointWriter,
+    as_float64,
     check_attributes,
     check_magnitudes,
     warn_once,
@@ -101,6 +103,8 @@ def iter_points(
     are read completely and then split. Raises the errors of `read_points` and `check_magnitudes`;
     damage in a later chunk is reported when that chunk is read.
     """
+    if chunk_size < 1:
+        raise ConfigError(f"chunk_size {chunk_size}: must be at least 1")
     path = check_readable(path)
     for chunk in _chunks_of(path, chunk_size, attributes, bounds):
         check_magnitudes(chunk.positions, f"{path}: points")
@@ -174,9 +178,11 @@ def open_writer(
 
 def write_points(path: str | Path, cloud: PointCloud | np.ndarray) -> None:
     """Write a cloud or an array (N, 3) atomically; replaces an existing file. See `open_writer`."""
-    cloud = cloud if isinstance(cloud, PointCloud) else PointCloud(np.asarray(cloud))
+    cloud = cloud if isinstance(cloud, PointCloud) else PointCloud(cloud)
+    # In the type of the points, such as float16, a writer's offsets and scales would overflow.
+    cloud = replace(cloud, positions=as_float64(cloud.positions))
     stores_words = Path(path).suffix.lower() not in (*LAS_EXTENSIONS, ".ply", ".pcd", ".npy")
-    check_attributes(cloud, str(path), "OMm" if stores_words else "OMmSU")
+    check_attributes(cloud, str(path), "OMmcV" if stores_words else "OMmcVSU")
     with open_writer(path, cloud) as writer:
         writer.write(cloud)
 

@@ -28,6 +28,7 @@ from pointup.io.cloud import (
     PointCloud,
     PointWriter,
     cast_values,
+    check_names,
     check_positions,
     flatten_attributes,
     plain_name,
@@ -63,6 +64,7 @@ class LasWriter(PointWriter):
     """
 
     def _lay_out(self, like: PointCloud) -> None:
+        check_names(like.attributes, self.path)
         self._conversion, attributes = None, like.attributes
         if isinstance(like.header, laspy.LasHeader):
             header = deepcopy(like.header)

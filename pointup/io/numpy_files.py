@@ -15,6 +15,7 @@ from pointup.io.cloud import (
     PointCloud,
     PointWriter,
     as_positions,
+    check_names,
     warn_once,
 )
 
@@ -120,6 +121,7 @@ class NpzWriter(PointWriter):
 
     def _lay_out(self, like: PointCloud) -> None:
         self._key = like.header if isinstance(like.header, str) else POSITION_KEYS[0]
+        check_names(like.attributes, self.path, (self._key,))
         self._types = {name: values.dtype for name, values in like.attributes.items()}
         self._types |= {added.name: np.dtype(added.dtype) for added in self.extra_dimensions}
         self._chunks: list[dict[str, np.ndarray]] = []

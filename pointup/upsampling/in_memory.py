@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from pointup.disk import temporary_directory
-from pointup.errors import ConfigError, DataError, FileError, ModelError
+from pointup.errors import ConfigError, DataError, ModelError
 from pointup.io.cloud import (
     LAS_EXTENSIONS,
     PointCloud,
+    as_float64,
     cast_values,
     check_attributes,
     check_magnitudes,
@@ -143,7 +144,7 @@ def upsample(
     # With its index: a thread starts on the first GPU, whichever is the current one here.
     target_device = next(loaded.parameters()).device
     cloud = given if is_cloud else PointCloud(given)
-    cloud = replace(cloud, positions=_as_positions(cloud.positions))
+    cloud = replace(cloud, positions=np.array(as_float64(cloud.positions)))
     if cloud.positions.shape == (0, 3):
         raise DataError("points: has 0 points; at least 2 are needed, leave it out")
     check_positions(cloud.positions, "points")
@@ -170,31 +171,6 @@ def upsample(
         parts.insert(0, kept if has_originals else kept.select(np.zeros(len(cloud), bool)))
     result: Any = replace(PointCloud.joined(parts), header=cloud.header, path=cloud.path)
     return result if is_cloud else result.positions
-
-
-def _as_positions(positions: Any) -> np.ndarray:
-    """As float64. FileError for a path, and where a conversion would lose the mask or a part."""
-    if isinstance(positions, np.ma.MaskedArray) and np.ma.is_masked(positions):
-        masked = np.ma.getmaskarray(positions).reshape(len(positions), -1).any(axis=1)
-        raise FileError(
-            f"points: {masked.sum()} of {len(positions)} are masked; leave them out: "
-            "points[~points.mask.any(axis=1)]"
-        )
-    if isinstance(positions, str | Path):
-        raise FileError(f"{positions}: not points; read them by pointup.io.files.read_points")
-    if isinstance(positions, torch.Tensor):
-        positions = positions.detach().cpu()
-        # NumPy has no bfloat16.
-        positions = positions.double() if positions.is_floating_point() else positions
-    try:
-        values = np.asarray(positions)
-        if values.dtype.kind == "c":
-            raise FileError("points: complex coordinates; give real ones, such as points.real")
-        if values.dtype == bool:
-            raise FileError("points: true and false, not coordinates; use a mask as points[mask]")
-        return values.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise FileError(f"points: no array (N, 3) of numbers ({error}); make one") from None
 
 
 def _own_attributes(cloud: PointCloud, new_points: NewPoints) -> dict[str, np.ndarray]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_files import PARENT, SUFFIXES, make_cloud
 from test_formats import ORGANISED, scanned
 
-from pointup.errors import DataError, FileError, PointupError
+from pointup.errors import ConfigError, DataError, FileError, PointupError
 from pointup.io.cloud import PointCloud, cast_values
 from pointup.io.files import (
     check_readable,
@@ -216,6 +218,52 @@ def test_bad_clouds_are_not_written(tmp_path, suffix):
         with pytest.raises(PointupError, match=message), open_writer(path, cloud) as writer:
             writer.write(bad)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz", ".npy", *SUFFIXES])
+@pytest.mark.parametrize("name", ["x", "Z", "positions"])
+def test_an_attribute_never_replaces_the_coordinates(tmp_path, suffix, name):
+    path, cloud = tmp_path / f"a{suffix}", make_cloud(3)
+    cloud.attributes = {name: np.full(3, 7.0)}
+    if name.lower() in ("positions" if suffix == ".npz" else "xyz"):
+        with pytest.raises(DataError, match=f"'{name}' is the name of coordinates; rename"):
+            write_points(path, cloud)
+        assert not path.exists()
+    else:
+        write_points(path, cloud)
+        np.testing.assert_allclose(read_points(path).positions, cloud.positions, atol=1e-3)
+
+
+@pytest.mark.parametrize("suffix", [".las", ".ply", ".npy"])
+@pytest.mark.parametrize("kind", ["float16", "int8", "tensor", "list"])
+def test_points_of_any_type_are_written_as_float64(tmp_path, suffix, kind):
+    points = np.array([[-60.0, 1.5, 2.0], [90.0, 8.0, 0.5], [3.0, -4.0, 5.0]])
+    expected: np.ndarray = points if kind in ("tensor", "list") else points.astype(kind)
+    given: Any = {
+        "tensor": torch.from_numpy(points).requires_grad_(),
+        "list": points.tolist(),
+    }.get(kind, expected)
+    for cloud in (given, PointCloud(given, {"kind": np.arange(3.0)})):
+        write_points(tmp_path / f"a{suffix}", cloud)
+        made = read_points(tmp_path / f"a{suffix}").positions
+        np.testing.assert_allclose(made, expected.astype(np.float64), atol=1e-6)
+
+
+def test_masked_points_and_attributes_that_are_no_numbers_are_not_written(tmp_path):
+    points = make_cloud(3).positions
+    with pytest.raises(FileError, match="points: 1 of 3 are masked; leave them out"):
+        write_points(tmp_path / "a.ply", np.ma.masked_equal(points, points[0, 0]))
+    for values in (np.zeros(3, complex), np.zeros(3, [("u", "f4")])):
+        with pytest.raises(DataError, match=r"kind is of type .*; give an array of numbers"):
+            write_points(tmp_path / "a.ply", PointCloud(points, {"kind": values}))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".las", ".ply"])
+def test_a_chunk_has_at_least_one_point(tmp_path, suffix):
+    write_points(tmp_path / f"a{suffix}", make_cloud(3).positions)
+    with pytest.raises(ConfigError, match="chunk_size -1: must be at least 1"):
+        list(iter_points(tmp_path / f"a{suffix}", chunk_size=-1))
 
 
 @pytest.mark.parametrize("suffix", [".npy", *SUFFIXES])
