@@ -10,10 +10,12 @@ import zlib
 from base64 import b64decode
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import survey_files
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
@@ -261,6 +263,18 @@ def test_an_empty_layer_and_a_single_point_can_be_shown(tmp_path):
     layers = [Layer("none", np.empty((0, 3))), Layer("one", np.ones((1, 3)))]
     write_viewer(tmp_path / "a.html", [Scene("a", layers)])
     np.testing.assert_allclose(Page(tmp_path / "a.html").positions(layer=1), [[1, 1, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8", "tensor", "list"])
+def test_positions_of_any_type_are_shown(kind, tmp_path):
+    points = np.array([[-60.0, 1.5, 2.0], [90.0, 8.0, 0.5], [3.0, -4.0, 5.0]])
+    given: Any = {"tensor": torch.from_numpy(points), "list": points.tolist()}.get(kind)
+    given = points.astype(kind) if given is None else given
+    pages = []
+    for positions in (given, np.asarray(given).astype(np.float64)):
+        write_viewer(tmp_path / "v.html", [Scene("s", [Layer("l", positions)])])
+        pages.append((tmp_path / "v.html").read_text())
+    assert pages[0] == pages[1]
 
 
 def test_a_wrong_file_name_is_refused_before_work(tmp_path):

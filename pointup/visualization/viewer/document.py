@@ -19,6 +19,7 @@ import pointup
 from pointup.disk import check_output_file, os_errors, written_whole
 from pointup.errors import FileError
 from pointup.geometry.grids import codes_in_cube
+from pointup.io.cloud import as_float64
 from pointup.terminal import printable
 from pointup.visualization.viewer.scenes import (
     Channel,
@@ -158,7 +159,9 @@ def encode_scene(scene: Scene, blocks: Blocks) -> dict[str, Any]:
 
     Coordinates in the description are relative to `origin`, the middle of all layers.
     """
-    clouds = [layer.positions for layer in scene.layers if len(layer.positions)]
+    layers = [replace(each, positions=as_float64(each.positions)) for each in scene.layers]
+    scene = replace(scene, layers=layers)
+    clouds = [layer.positions for layer in layers if len(layer.positions)]
     corners = np.array([[c.min(axis=0), c.max(axis=0)] for c in clouds]).reshape(-1, 2, 3)
     low = corners[:, 0].min(axis=0) if clouds else np.zeros(3)
     high = corners[:, 1].max(axis=0) if clouds else np.ones(3)
