@@ -93,7 +93,9 @@ def _density_aware(
     neighbor = index.clamp(min=0)
     num_sharing = torch.zeros(num_others + 1, dtype=torch.int64, device=index.device)
     num_sharing.index_add_(0, neighbor, kept.long())
-    crowding = (num_kept / num_other.clamp(min=1)).clamp(min=1)[batch_from_ptr(ptr, len(squared))]
+    # A quotient of integers would have the default dtype of torch.
+    crowding = (num_kept.to(squared.dtype) / num_other.clamp(min=1)).clamp(min=1)
+    crowding = crowding[batch_from_ptr(ptr, len(squared))]
     closeness = torch.exp(-alpha * safe_sqrt(matched(squared)))
     # Only points that are left out have a `num_sharing` of 0.
     terms = 1 - crowding / num_sharing[neighbor].clamp(min=1) * closeness

@@ -192,6 +192,23 @@ def test_density_aware_chamfer_lies_between_0_and_1_and_is_0_for_equal_clouds(se
     torch.testing.assert_close(same, torch.zeros_like(same))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_density_aware_chamfer_is_as_precise_as_its_points_whatever_the_default_dtype(dtype):
+    pos, target = torch.zeros(10, 3, dtype=dtype), torch.zeros(3, 3, dtype=dtype)
+    pos[:, 0] = torch.arange(10) / 10
+    target[:, 0] = torch.tensor([0.0, 100.0, 200.0])
+    ptr, target_ptr = torch.tensor([0, 10]), torch.tensor([0, 3])
+    for default in (torch.float64, torch.bfloat16, torch.float32):
+        torch.set_default_dtype(default)
+        try:
+            value = density_aware_chamfer_distance(pos, ptr, target, target_ptr, alpha=0.0)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert value.dtype == dtype
+        # The means of 1 - r / n_y: 1 - (10 / 3) / 10 from `pos`, (0 + 1 / 2 + 1 / 2) / 3 back.
+        assert abs(value.item() - 0.5) <= 2 * torch.finfo(dtype).eps
+
+
 def test_trimming_ignores_objects_that_only_the_target_contains():
     generator = torch.Generator().manual_seed(0)
     pos, ptr = torch.rand(100, 3, generator=generator), torch.tensor([0, 100])
