@@ -117,7 +117,7 @@ def calibrated_once() -> Iterator[None]:
     def calibrate(model: Any, layers: Any) -> None:
         weights = model.state_dict()
         # The shapes of equal bytes follow from the options.
-        stored = (weight.numpy(force=True).tobytes() for weight in weights.values())
+        stored = (weight.cpu().numpy(force=True).tobytes() for weight in weights.values())
         key = f"{model}{model.config}", *stored
         if key not in known:
             real(model, layers)

@@ -66,7 +66,7 @@ def collate(samples: Iterable[Data]) -> Batch:
         target_batch=batch_from_ptr(target_ptr, len(target)),
         target_ptr=target_ptr,
         name=[sample.name for sample in samples],
-        index=torch.tensor([sample.index for sample in samples], dtype=torch.int64),
+        index=torch.tensor([sample.index for sample in samples], dtype=torch.int64, device=CPU),
     )
     if any("target_normals" in sample for sample in samples):
         batch.target_normals = torch.cat(
@@ -78,7 +78,7 @@ def collate(samples: Iterable[Data]) -> Batch:
             ]
         )
     if any("resample" in sample for sample in samples):
-        empty = torch.empty((0, 3), dtype=torch.float32)
+        empty = torch.empty((0, 3), dtype=torch.float32, device=CPU)
         batch.resample, batch.resample_ptr = _pack(
             [sample.resample if "resample" in sample else empty for sample in samples]
         )
@@ -106,8 +106,9 @@ def num_tokens(batch: Batch) -> int:
 
 
 def _pack(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    ptr = ptr_from_sizes(torch.tensor([len(cloud) for cloud in clouds], dtype=torch.int64))
-    return torch.cat([torch.empty((0, 3), dtype=torch.float32), *clouds]), ptr
+    sizes = torch.tensor([len(cloud) for cloud in clouds], dtype=torch.int64, device=CPU)
+    none = torch.empty((0, 3), dtype=torch.float32, device=CPU)
+    return torch.cat([none, *clouds]), ptr_from_sizes(sizes)
 
 
 def make_loader(

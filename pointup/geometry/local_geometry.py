@@ -475,7 +475,7 @@ def columns_of(pos: Tensor, nearest: Tensor, stride: int) -> Columns:
     heights = pos[:, 2][nearest] - pos[: len(nearest), 2:]
     ordered = heights.masked_fill(not_found, torch.inf).sort(1).values
     last = (~not_found).sum(1, keepdim=True) - 1
-    shares = torch.tensor(QUANTILES, dtype=pos.dtype)
+    shares = torch.tensor(QUANTILES, dtype=pos.dtype, device="cpu")
     shares = shares.to(pos.device, non_blocking=copied_ahead(pos.device))
     profile = ordered.gather(1, (last * shares).round().long())
     index = nearest[:, ::stride]

@@ -23,7 +23,7 @@ def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
     of ratios than of clouds.
     """
     sizes = sizes_from_ptr(on_host(ptr))
-    ratios = _in_float64(ratio)
+    ratios = in_float64(ratio)
     if ratios.shape not in ((), (1,), sizes.shape):
         raise ValueError(
             f"upsampling ratio of shape {tuple(ratios.shape)} for {len(sizes)} clouds; give a "
@@ -39,12 +39,12 @@ def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
     return to_device((ratios * sizes).round().long(), ptr.device)
 
 
-def _in_float64(ratio: Tensor | float) -> Tensor:
+def in_float64(ratio: Tensor | float) -> Tensor:
     """The ratio on the CPU; a number would become float32, in which 1.05 x 30 is below 31.5."""
     if isinstance(ratio, Tensor):
         return on_host(ratio).double()
     try:
-        return torch.tensor(ratio, dtype=torch.float64)
+        return torch.tensor(ratio, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(
             f"upsampling ratio {ratio!r:.40} is no number; give one, or a tensor with one for each "
@@ -58,7 +58,7 @@ def slots_for_ratio(ratio: Tensor | float, slots_per_ratio: float = 2.0) -> Tens
     With the default of 2 there are twice as many candidates as output points, so that thinning
     has a choice.
     """
-    ratios = _in_float64(ratio)
+    ratios = in_float64(ratio)
     # The rounding error of a ratio computed as M / N must not add a slot.
     return (slots_per_ratio * ratios - 1e-9).ceil().clamp(min=1).long()
 
@@ -70,14 +70,14 @@ def slot_ranks(num_slots: int, extrapolation: bool) -> Tensor:
     With `extrapolation` every second slot extrapolates from the neighbour of the slot before it:
     ranks 0, 1, 1, 2, 2, ...
     """
-    slots = torch.arange(num_slots)
+    slots = torch.arange(num_slots, device="cpu")
     return (slots + 1) // 2 if extrapolation else slots
 
 
 def depths_of_slots(num_slots: int) -> Tensor:
     """Depths (num_slots,) float32 of the anchors below the point, as a share of the drop to the
     lowest point of its column: for every eighth slot, evenly spread over (0, 1); for others 0."""
-    order = torch.arange(num_slots, dtype=torch.float32).sub(7).div(8)
+    order = torch.arange(num_slots, dtype=torch.float32, device="cpu").sub(7).div(8)
     descends = (order >= 0) & (order == order.floor())
     return torch.where(descends, (0.5 + _GOLDEN * order) % 1.0, 0.0)
 
@@ -122,7 +122,8 @@ def midpoint_upsample(pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> tuple[
     if len(pos) == 0:
         return pos, ptr
     _, index = knn(pos, ptr, int(slots.max()))
-    is_slot = torch.arange(index.shape[1]) < slots.repeat_interleave(sizes).unsqueeze(1)
+    rank = torch.arange(index.shape[1], device="cpu")
+    is_slot = rank < slots.repeat_interleave(sizes).unsqueeze(1)
     candidates = midpoints(pos, index)[is_slot.to(pos.device)]
     candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
     picked = farthest_point_sample(candidates, candidates_ptr, num_out)

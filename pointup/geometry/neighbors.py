@@ -221,7 +221,8 @@ class DeviceTree:
         with self.use(len(queries)), assume_valid():
             query, pos = self._moved(queries), self._there
             query_ptr, ptr = (
-                to_device(torch.tensor([0, len(of)]), self.device) for of in (query, pos)
+                to_device(torch.tensor([0, len(of)], device="cpu"), self.device)
+                for of in (query, pos)
             )
             found = _search(query, query_ptr, pos, ptr, len(k))[1]
             # Rounded as on the host, one axis after the other.

@@ -243,7 +243,7 @@ def _in_pieces(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
             axis = int(np.ptp(points[index], axis=0).argmax())
             half = np.argpartition(points[index, axis], len(index) // 2)
             left += [index[half[: len(index) // 2]], index[half[len(index) // 2 :]]]
-    sizes = torch.tensor([len(piece) for piece in pieces])
+    sizes = torch.tensor([len(piece) for piece in pieces], device="cpu")
     return torch.from_numpy(np.concatenate(pieces)), ptr_from_sizes(sizes)
 
 
@@ -263,19 +263,19 @@ def _log_pick_distances_of_one(ordered: Tensor) -> Tensor:
     num_points = len(ordered)
     if num_points < 2:
         return ordered.new_zeros(num_points)
-    last = torch.tensor(num_points - 1.0, dtype=torch.float32)
-    share = torch.linspace(0, 1, NUM_MEASURED // 3, dtype=torch.float32)
+    last = torch.tensor(num_points - 1.0, dtype=torch.float32, device="cpu")
+    share = torch.linspace(0, 1, NUM_MEASURED // 3, dtype=torch.float32, device="cpu")
     # More often where distances fall quickly: at the start, and at the end if there are duplicates.
     measured = torch.cat([last**share, 1 + (last - 1) * share, last + 1 - last**share])
     measured = measured.round().long().unique()
     # The expanded dot product, the default, is wrong by whole spacings far from the origin.
     mode = "donot_use_mm_for_euclid_dist"
     distance = torch.cdist(ordered[measured], ordered, compute_mode=mode)
-    earlier = torch.arange(num_points) < measured[:, None]
+    earlier = torch.arange(num_points, device="cpu") < measured[:, None]
     distance = distance.masked_fill(~earlier, torch.inf).amin(1)
     distance = torch.maximum(distance, 1e-6 * distance.max().clamp(min=1e-30)).log()
     # Linear between measured values, over the logarithm of the number of points.
-    at = torch.arange(1, num_points)
+    at = torch.arange(1, num_points, device="cpu")
     right = torch.searchsorted(measured, at).clamp(min=1, max=max(1, len(measured) - 1))
     if len(measured) == 1:
         between = distance.expand(num_points - 1)

@@ -286,7 +286,7 @@ def anchors_of_slots(
     anchor, direction = (own + others) * 0.5, (others - own) / spacing.unsqueeze(1)
     is_beyond = is_below = depth = None
     if config.extrapolation:
-        slots = torch.arange(num_slots)
+        slots = torch.arange(num_slots, device="cpu")
         of_slots = to_device((slots > 0) & (slots % 2 == 0), pos.device)
         is_beyond = of_slots.view(1, -1, 1).expand(num_points, -1, 1)
         anchor = torch.where(is_beyond, 1.5 * own - 0.5 * others, anchor)

@@ -23,6 +23,7 @@ from pointup.geometry.local_geometry import (
     without_bridges,
 )
 from pointup.geometry.midpoints import (
+    in_float64,
     output_sizes,
     same_number_of_slots,
     slot_ranks,
@@ -125,6 +126,10 @@ class Upsampler(ChildDecoder, StoredModel):
         Under autocast features have its dtype; coordinates stay float32. Points of another floating
         dtype are cast to float32.
         """
+        if not isinstance(pos, Tensor):
+            raise ValueError(
+                f"points are {type(pos).__name__}: make a tensor of them (N, 3) float32"
+            )
         if pos.ndim != 2 or pos.shape[1] != 3 or not pos.is_floating_point():
             raise ValueError(
                 f"points {tuple(pos.shape)} of {pos.dtype}: must be (N, 3) float32; leave out "
@@ -165,7 +170,7 @@ class Upsampler(ChildDecoder, StoredModel):
             # Clouds with the same number of slots take a fraction of the time if expanded together.
             order = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
             sorted_ptr = to_device(ptr_from_sizes(sizes[by_slots]), ptr.device)
-            ratios = on_host(torch.as_tensor(ratio))[by_slots]
+            ratios = in_float64(ratio)[by_slots]
             made = self.upsample(pos[order], sorted_ptr, ratios)
             return made.of_clouds(by_slots.argsort(), order)
 
@@ -363,7 +368,8 @@ def calibrate(model: nn.Module, layers: Iterable[tuple[nn.Linear, float]]) -> No
         return (output - values.mean(0)) * scale
 
     hooks = {layer: (std, layer.register_forward_hook(standardize)) for layer, std in layers}
-    pos, ptr = reference_clouds()
+    device = next(model.parameters()).device  # The default one of torch, such as a GPU.
+    pos, ptr = (to_device(values, device) for values in reference_clouds())
     training = model.training
     model.eval()(pos, ptr, 2.0)
     model.train(training)
@@ -374,13 +380,13 @@ def calibrate(model: nn.Module, layers: Iterable[tuple[nn.Linear, float]]) -> No
 def reference_clouds() -> tuple[Tensor, Tensor]:
     """Points (N, 3) and ptr (B+1,) of a plane, a sphere, a crease, a noisy wave, a curve and a
     Gaussian cloud; the same at each call."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator("cpu").manual_seed(SEED)
 
     def random(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float32) * 2 - 1
+        return torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu") * 2 - 1
 
     def noise(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float32)
+        return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
     n = POINTS_PER_SURFACE
     flat, wave, ramp = random(n, 2), random(n, 2), random(n, 2)
@@ -394,7 +400,7 @@ def reference_clouds() -> tuple[Tensor, Tensor]:
         torch.cat([along, torch.sin(along), torch.cos(along)], dim=1),
         noise(n, 3),
     ]
-    return torch.cat(clouds), ptr_from_sizes(torch.tensor([n] * len(clouds)))
+    return torch.cat(clouds), ptr_from_sizes(torch.tensor([n] * len(clouds), device="cpu"))
 
 
 # The output of the model on packed clouds.

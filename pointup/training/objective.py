@@ -113,7 +113,7 @@ def training_ratio(batch: Batch, ratio: float | None, max_ratio: float) -> Tenso
     """
     sizes = sizes_from_ptr(on_host(batch.ptr))
     if ratio is not None:
-        ratios = torch.full(sizes.shape, ratio, dtype=torch.float64)
+        ratios = torch.full(sizes.shape, ratio, dtype=torch.float64, device="cpu")
     else:
         own = sizes_from_ptr(on_host(batch.target_ptr)).double() / sizes.clamp(min=1)
         ratios = torch.where(sizes > 0, own.clamp(1.0, max_ratio), 1.0)

@@ -188,6 +188,17 @@ def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(make_s
 
 
 @needs_device
+def test_a_model_is_made_on_the_default_device():
+    torch.manual_seed(12345)  # No other test has calibrated a model with these weights.
+    with DEVICE:
+        model = Upsampler(feature_dim=16, k=5)
+    assert {weight.device for weight in model.parameters()} == {DEVICE}
+    pos, ptr = torch.rand(30, 3), torch.tensor([0, 30])
+    made = model(pos.to(DEVICE), to_device(ptr, DEVICE), 2.0).pos
+    assert made.device == DEVICE and torch.isfinite(made.detach().cpu()).all()
+
+
+@needs_device
 def test_what_the_host_knew_it_still_knows_on_the_device():
     ptr = torch.tensor([0, 3, 8])
     with recorded_waits([]) as waits:

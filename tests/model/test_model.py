@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,6 +204,17 @@ def test_a_ratio_that_does_not_fit_the_clouds_is_refused(ratio, message):
         as_if_trained()(pos, ptr, ratio)
 
 
+def test_numbers_of_points_do_not_depend_on_the_ratios_of_other_clouds():
+    pos, ptr = packed(30, 40, 30)
+    # In float32, 1.05 x 30 is below 31.5.
+    assert as_if_trained()(pos, ptr, [1.05, 2.0, 1.05]).ptr.tolist() == [0, 32, 112, 144]
+
+
+def test_points_that_are_no_tensor_are_refused():
+    with pytest.raises(ValueError, match=r"points are ndarray: make a tensor of them \(N, 3\)"):
+        as_if_trained()(np.zeros((3, 3), np.float32), torch.tensor([0, 3]), 2.0)
+
+
 def test_an_empty_batch_can_be_propagated_backward():
     model = as_if_trained()
     output = model(torch.empty(0, 3), torch.tensor([0, 0, 0]), 4.0)
@@ -362,6 +374,30 @@ def test_batches_are_float32_and_are_trained_on_whatever_the_default_dtype():
     for name in ("pos", "target", "resample"):
         assert batch[name].dtype == torch.float32
     losses_of_model(as_if_trained().train(), batch, None, 4.0, LossConfig()).sum().backward()
+
+
+@pytest.mark.parametrize("options", [{}, FOREST])
+def test_results_do_not_depend_on_the_default_device(options):
+    model, (pos, ptr) = as_if_trained(**options), packed(40, 0, 60)
+    ratios, pair = torch.tensor([2.0, 1.0, 3.0]), Data(pos=pos, target=pos, name="a", index=0)
+
+    def results() -> list[Any]:
+        batch = collate([pair, pair])
+        return [
+            upsample(pos.numpy(), 2.5, model=model, device="cpu"),
+            upsample(pos.numpy(), 16.0, model=model, device="cpu"),
+            model(pos, ptr, ratios).pos,
+            midpoint_upsample(pos, ptr, 2.0)[0],
+            losses_of_model(model, batch, None, 4.0, LossConfig()),
+            losses_of_model(model, batch, 2.0, 4.0, LossConfig()),
+        ]
+
+    expected = results()
+    # It holds no values: what is made there by mistake can't be used.
+    with torch.device("meta"):
+        made = results()
+    for one, other in zip(made, expected, strict=True):
+        np.testing.assert_array_equal(*(torch.as_tensor(each).detach() for each in (one, other)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])

@@ -182,7 +182,8 @@ def _reach(region: Region, core: np.ndarray, config: ModelConfig) -> np.ndarray:
     """Largest distance (C,) of new points to each of the points at places `core`."""
     near = gather_neighborhood(region, core, np.empty(0, dtype=np.int64), config)
     pos, index, squared = map(torch.from_numpy, (near.pos, near.index, near.squared))
-    geometry = local_geometry(pos, torch.tensor([0, len(pos)]), squared, index)
+    ptr = torch.tensor([0, len(pos)], device="cpu")
+    geometry = local_geometry(pos, ptr, squared, index)
     return (config.reach * geometry.local_spacing[: len(core), 0]).numpy()
 
 
