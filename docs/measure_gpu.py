@@ -110,7 +110,11 @@ def step_row(work: TrainingWork, precision: str, size: int, budget: int) -> str:
     with profile(activities=activities) as trace:
         work.step(batch)
         now(device)
-    launched = [event for event in trace.events() if event.device_type.name != "CPU"]
+    launched = [
+        event
+        for event in trace.events()
+        if event.device_type.name != "CPU" and not event.is_user_annotation
+    ]
     busy = sum(event.device_time for event in launched) / 1e6
     peak = torch.cuda.max_memory_allocated(device) if is_cuda else 0
     return (

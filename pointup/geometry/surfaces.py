@@ -168,6 +168,8 @@ _PLANE_FALL, _QUADRIC_FALL = 4.0, 5.0
 # under rotation of x and y.
 _RIDGE = (1e-9, 1e-3, 1e-3, 1e-3, 5e-4, 1e-3)
 _TINY = float(np.finfo(np.float64).tiny)
+# ROCm solves a batch of more systems wrongly, without an error.
+_MOST_SYSTEMS = 65_535
 
 
 Array: TypeAlias = Any
@@ -278,7 +280,12 @@ def surface_height(around: Array, scale: Array, factor: Array | float = 1.0) -> 
     terms = xp.stack([xp.ones_like(x), x, y, x * x, x * y, y * y], axis=2)
     weighted = (terms * weight[..., None]).swapaxes(1, 2)
     ridge = np.diag(_RIDGE) if xp is np else xp.asarray(np.diag(_RIDGE)).to(around.device)
-    fitted = xp.linalg.solve(weighted @ terms + ridge, weighted @ z[..., None])
+    systems = weighted @ terms + ridge, weighted @ z[..., None]
+    if xp is np:
+        fitted = np.linalg.solve(*systems)
+    else:
+        parts = zip(*(side.split(_MOST_SYSTEMS) for side in systems), strict=True)
+        fitted = xp.cat([xp.linalg.solve(*part) for part in parts])
     off = z - (terms @ fitted)[..., 0]
     residual = xp.sqrt((weight * off * off).sum(axis=1) / weight.sum(axis=1))
     return scale * fitted[:, 0, 0], scale * residual

