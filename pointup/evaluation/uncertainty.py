@@ -31,8 +31,7 @@ def measured_uncertainty(
     true surface, or else beyond the `target` (T, 3), see `distances_beyond`.
 
     New points are those with an uncertainty above 0. A cloud without the attribute has none. The
-    others are measured; `source` (N, 3) has the measured points of a cloud of new points only. None
-    are returned if neither a surface nor measured points are known.
+    others are measured; `source` (N, 3) has the measured points of a cloud of new points only.
     """
     uncertainty = cloud.attributes.get(UNCERTAINTY, np.zeros(len(cloud), np.float32))
     is_new = uncertainty > 0
@@ -41,8 +40,6 @@ def measured_uncertainty(
         return uncertainty[is_new], surface.distance(points)
     if source is None or not is_new.all():
         source = cloud.positions[~is_new]
-    if not len(source):
-        return uncertainty[:0], np.empty(0)
     return uncertainty[is_new], distances_beyond(points, source, target)
 
 

@@ -58,6 +58,15 @@ def test_lidar_prints_prediction_baseline_and_source_against_the_reference(surve
     assert imread(surveys / "columns.png").shape[1] == 16 + 4 * 408
 
 
+def test_the_uncertainty_of_new_points_alone_is_judged_with_the_source_only(surveys, capsys):
+    new = np.loadtxt(surveys / "raised.xyz")
+    np.savez(surveys / "new.npz", positions=new, uncertainty=np.full(len(new), 0.3, np.float32))
+    ends = "--reference", surveys / "dense.xyz", "--prediction", surveys / "new.npz"
+    for source, is_judged in ((("--source", surveys / "sparse.xyz"), True), ((), False)):
+        assert not evaluate("lidar", *ends, *source)
+        assert ("of the new points are within it" in capsys.readouterr().out) == is_judged
+
+
 def test_a_second_survey_is_measured_and_the_gap_to_it_is_printed(surveys, capsys):
     dense = np.loadtxt(surveys / "dense.xyz")
     np.savetxt(surveys / "second.xyz", dense + np.array([0, 0, 0.02]))

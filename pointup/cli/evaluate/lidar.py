@@ -72,8 +72,7 @@ def evaluate(options: Lidar) -> int:
     elif options.thin is not None:
         whole = read_survey(options.thin, notes, synthetic="drop")
         source, reference = thin_survey(whole, options.ratio or 4.0, options.pattern, options.seed)
-        num_points = len(source) + len(reference)
-        if copies := len(whole) - num_points:
+        if copies := len(whole) - len(source) - len(reference):
             notes.append(f"{options.thin}: {copies:,} points left out: where another one is")
     else:
         assert options.reference is not None
@@ -128,7 +127,14 @@ def evaluate(options: Lidar) -> int:
     rows = {name: rows[name] for name in ("prediction", *ROWS) if name in rows}
     inside = [cloud.select(extent.contains(cloud.positions)) for cloud in made.values()]
     around = None if measured is None else measured[extent.contains(measured)]
-    found = reliability([measured_uncertainty(c, against.points, source=around) for c in inside])
+    found = reliability(
+        [
+            measured_uncertainty(cloud, against.points, source=around)
+            for cloud in inside
+            # Of new points alone nothing tells what the sampling of the reference adds.
+            if around is not None or (cloud.attributes.get(UNCERTAINTY, np.zeros(1)) == 0).any()
+        ]
+    )
     report(options, rows, against, ratio, upsampler, notes, found)
     if options.picture is not None or options.view is not None:
         show(options, rows, against, surveys, found)
