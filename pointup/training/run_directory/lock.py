@@ -93,8 +93,8 @@ class RunLock:
             file.flush()
         except OSError as error:
             raise ConfigError(
-                f"{self.path}: can't be written ({error.strerror}); free the disk, or give "
-                "another --output-dir"
+                f"{self.path}: can't be written ({error.strerror}); give another --output-dir, or "
+                "free space if the disk is full"
             ) from error
         self.file = file
         threading.Thread(target=self.write_heartbeat, name="lock", daemon=True).start()
