@@ -61,8 +61,8 @@ def test_the_loss_of_a_cloud_is_independent_of_scale_and_batch(config):
     larger = batch.clone()
     larger.pos, larger.target = batch.pos * 64, batch.target * 64
     torch.testing.assert_close(losses(larger, config), both, rtol=1e-4, atol=1e-5)
-    alone = batch_of((20, 70))
-    torch.testing.assert_close(losses(alone, config), both[:1], rtol=1e-4, atol=1e-5)
+    for other in (batch_of((20, 70)), batch_of((20, 70), (0, 0))):
+        torch.testing.assert_close(losses(other, config)[:1], both[:1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", EVERY_TERM)
