@@ -63,6 +63,8 @@ FORMATS: dict[str, tuple[Callable[[Path], PointCloud], type[PointWriter]]] = {
 writable_extensions = (*LAS_EXTENSIONS, *FORMATS)
 point_extensions = (*writable_extensions, ".obj")
 mesh_extensions = (".off", ".obj", ".stl", ".ply")
+SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
+"""Of files that laser scanners on the ground, on cars and in the air are read out to."""
 # Formats that hold meshes only. Some of them can't be read.
 MESH_ONLY_EXTENSIONS = (
     ".off", ".stl", ".gltf", ".glb", ".dae", ".3ds", ".fbx", ".3mf", ".usd", ".usdz",
@@ -74,8 +76,8 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
 
     `attributes=False` reads only the coordinates, which saves time and memory for LAS and LAZ. The
     formats are LAS, LAZ, COPC (as LAZ), PLY and OBJ (vertices), PCD, E57 (with pye57), PTS, KITTI
-    BIN, XYZ, TXT, CSV, NPY and NPZ. Raises FileError for a file that is missing, damaged, of an
-    unknown format or without points. Points of other formats than LAS whose coordinates are not
+    BIN, XYZ, TXT, CSV, ASC, NPY and NPZ. Raises FileError for a file that is missing, damaged, of
+    an unknown format or without points. Points of other formats than LAS whose coordinates are not
     finite are left out, with a note.
     """
     path = check_readable(path)

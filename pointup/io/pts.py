@@ -1,6 +1,6 @@
-"""Reads and writes PTS: a line with the number of points, then a row of numbers for each point.
+"""Reads and writes PTS, rows of numbers in text, and KITTI sweeps, rows of float32 (`.bin`).
 
-A row holds x, y, z, intensity, red, green and blue.
+PTS: a line with the number of points, then x, y, z, intensity, red, green and blue of each.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import torch
 from pointup.disk import temporary_directory
 from pointup.errors import ConfigError, DataError, ModelError
 from pointup.io.cloud import (
-    LAS_EXTENSIONS,
     PointCloud,
     as_float64,
     cast_values,
@@ -22,6 +21,7 @@ from pointup.io.cloud import (
     check_magnitudes,
     check_positions,
 )
+from pointup.io.files import SCANNER_EXTENSIONS
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
@@ -206,10 +206,6 @@ def _usable(device: torch.device | str) -> torch.device:
 def default_device() -> torch.device:
     """The accelerator if there is one, else the CPU."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
-"""Of files that laser scanners on the ground, on cars and in the air are read out to."""
 
 
 def shipped_for(source: Path | None, denoise: bool = False) -> str:
