@@ -174,8 +174,7 @@ def cloud_losses(
 
     `LossConfig.unit` says which terms are in units of the local spacing; all others are in those of
     its mean. Distances to an empty target, or from one to an empty source, are 0, without gradient.
-    The loss of an empty batch is
-    (0,), with a graph to the weights.
+    The loss of an empty batch is (0,), with a graph to the weights.
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
     mean_spacing = segment_mean(spacing, batch.ptr)

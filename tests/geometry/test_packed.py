@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from pointup.geometry.packed import (
     sizes_from_ptr,
 )
 
-Reduce = Callable[[Tensor, Tensor], Tensor]
 # No deadline: the time depends on the load of the machine.
 quick = settings(deadline=None, max_examples=40)
 sizes_of_clouds = st.lists(st.integers(0, 9), max_size=6)

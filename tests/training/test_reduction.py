@@ -24,7 +24,6 @@ from pointup.training.distributed.reduction import StepReduction
 from pointup.training.step_totals import StepMeter, StepTotals
 
 ALONE: Any = OneProcessGroup(torch.device("cpu"))
-NO_GRADIENT = torch.zeros(1)
 
 
 def cloud(name: str = "cloud", size: int = 5) -> Data:

@@ -66,7 +66,7 @@ NOT_ACCEPTED = re.compile(r"[^\w.\- /:]")
 
 
 def training_tag(name: str) -> str:
-    """Name of the curve of a value of metrics.jsonl."""
+    """Name of the curve of a value of metrics.jsonl; times that `TAGS` lacks are under speed."""
     return TAGS.get(name, f"4 speed/{name.replace('_', ' ')}")
 
 
