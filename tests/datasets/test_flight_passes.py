@@ -153,6 +153,8 @@ def test_passes_over_parts_of_the_ground_are_joined():
         (each.ids, each.start, each.end) for each in whole.passes
     ]
     assert [each.azimuth for each in found] == pytest.approx([20, 200], abs=2)
+    areas = [each.area for each in whole.passes]
+    assert [each.area for each in found] == pytest.approx(areas, rel=0.15)
     assert sum(half.area for half in halves) == pytest.approx(whole.area, rel=0.15)
 
 

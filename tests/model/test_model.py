@@ -21,7 +21,7 @@ from pointup.errors import ModelError
 from pointup.geometry.local_geometry import LocalGeometry, local_geometry, plane_normals
 from pointup.geometry.midpoints import midpoint_upsample, same_number_of_slots
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.model.upsampler import Upsampler, in_precision, reference_clouds
+from pointup.model.upsampler import Upsampler, in_precision, padded_slots, reference_clouds
 from pointup.training.objective import LossConfig, losses_of_model
 
 SMALL = {"feature_dim": 16, "k": 5, "num_layers": 2, "heads": 2, "child_heads": 4}
@@ -157,6 +157,12 @@ def test_the_parent_of_an_output_point_is_its_input_point():
     assert ((output.pos - pos[output.parent]).norm(dim=1) < 0.5).all()
     assert (output.parent[: output.ptr[1]] < 50).all()
     assert (output.parent[output.ptr[1] :] >= 50).all()
+
+
+@pytest.mark.parametrize(("cost", "padded"), [(9, [2, 3, 9]), (15, [3, 3, 9]), (500, [9, 9, 9])])
+def test_clouds_are_expanded_together_where_that_costs_less(cost, padded):
+    slots, sizes = torch.tensor([2, 3, 9]), torch.tensor([10, 10, 10])
+    assert padded_slots(slots, sizes, cost).tolist() == padded
 
 
 @pytest.mark.parametrize("ratio", [2.0, torch.tensor([2.0, 8.0, 2.0])])

@@ -67,6 +67,11 @@ def test_a_store_has_every_point_once_with_its_attributes(make_store):
         assert np.array_equal(inside.max(0), store.high[block])
 
 
+def test_a_point_that_the_grid_moves_beyond_the_extent_stays_last(make_store):
+    line = np.linspace(0, 1 - 1e-9, 100)[:, None] * [1, 0, 0]
+    assert make_store(line).read(0, 100)["index"][-1] == 99
+
+
 def test_a_store_does_not_depend_on_chunks_and_parts(make_store, monkeypatch):
     points = sheet(1300)
     points[200:500] = points[7]
