@@ -303,6 +303,10 @@ def check_extent(low: np.ndarray, high: np.ndarray, what: str) -> None:
         raise DataError(f"{what} lie within {longest:.3g} of each other; use a smaller unit")
 
 
+NO_DATA = -9999
+"""The height that most programs write for a cell of a raster without one."""
+
+
 def with_coordinates(cloud: PointCloud) -> PointCloud:
     """The points of a file whose coordinates are finite; a note counts the others.
 
@@ -316,6 +320,12 @@ def with_coordinates(cloud: PointCloud) -> PointCloud:
         warn_once(f"{cloud.path}: {num_left_out:,} points without coordinates are left out")
         cloud = cloud.select(valid)
     check_positions(cloud.positions, str(cloud.path))
+    num_no_data = np.count_nonzero(cloud.positions[:, 2] == NO_DATA)
+    if 0 < num_no_data < len(cloud):
+        warn_once(
+            f"{cloud.path}: {num_no_data:,} points have z {NO_DATA}, which stands for no data; "
+            "remove them"
+        )
     return cloud
 
 

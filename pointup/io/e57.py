@@ -52,7 +52,9 @@ def read_e57(path: Path) -> PointCloud:
                     {ATTRIBUTES[name]: scan[name] for name in ATTRIBUTES if name in scan}
                 )
     joined = np.concatenate(positions) if positions else np.empty((0, 3))
-    common = [name for name in ATTRIBUTES.values() if all(name in scan for scan in columns)]
+    common = [
+        name for name in ATTRIBUTES.values() if columns and all(name in scan for scan in columns)
+    ]
     if left_out := {name for scan in columns for name in scan} - set(common):
         warn_once(f"{path}: not all scans have {', '.join(sorted(left_out))}; left out")
     attributes = {name: np.concatenate([scan[name] for scan in columns]) for name in common}

@@ -7,6 +7,7 @@ Python.
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,8 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
         raise FileError(
             f"{path}: its first element must be vertex, with x, y and z; export it again"
         )
-    if left_out := [f"{counts[name]:,} of {name}" for name in counts if name != "vertex"]:
+    # Many programs write a list of no faces with points.
+    if left_out := [f"{n:,} of {name}" for name, n in counts.items() if n and name != "vertex"]:
         warn_once(
             f"{path}: elements other than vertices are dropped ({', '.join(left_out)}); to sample "
             "the surface of a mesh, see `pointup prepare meshes`"
@@ -213,7 +215,9 @@ class PlyWriter(ColumnWriter):
     def _write_header(self) -> None:
         names = {np.dtype(code): name for name, code in TYPES.items()}
         lines = ["ply", f"format {self.header.encoding} 1.0"]
-        lines += [line for line in self.header.comments if line != "comment"]
+        # With the rows and columns of the original, PCL would read other points than there are.
+        dropped = re.compile("comment|obj_info num_(cols|rows) .*")
+        lines += [line for line in self.header.comments if not dropped.fullmatch(line)]
         # An empty comment shrinks as the number of points gets longer, because not all readers
         # accept a padded number.
         digits = str(self.num_points)

@@ -47,6 +47,9 @@ class TextHeader:
 
 # Names of columns that surveyors give.
 _AXES = {"easting": "x", "northing": "y", "elevation": "z"}
+# What R writes for a missing value.
+_MISSING = "NA"
+_MISSING_IN_BYTES = re.compile(rb"(?<![^ \t,;])NA(?![^ \t\r\n,;])")
 COMMENT = re.compile("#|//")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
 COMMENT_IN_BYTES = re.compile(rb"[ \t]*(?:#|//)[^\n]*")
@@ -114,6 +117,8 @@ def read_columns(path: Path, text: bytes, start: int, header: TextHeader) -> dic
     body = _without_comments(text[start:])
     if header.delimiter == " ":
         body = _single_blanks(body)
+    if _MISSING.encode() in body:
+        body = _MISSING_IN_BYTES.sub(b"nan", body)
     if not body.strip():
         raise FileError(f"{path}: no points in it; leave it out")
     columns = _parse(body, header)
@@ -163,8 +168,11 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int, str]:
     delimiter = _find_delimiter(first)
     fields = _split(first, delimiter)
     if not any(is_number(field, delimiter) for field in fields):
-        names, start = fields, start + len(raw)
+        names, start = [field.strip('"') for field in fields], start + len(raw)
         row = _first_row(text, start, delimiter)
+        # R quotes the names of rows, and writes no name for their column.
+        if len(row) == len(names) + 1 and row[0].startswith('"'):
+            names.insert(0, "")
         if not names[-1] and not any(row[len(names) - 1 :]):
             names.pop()
         titles, texts = _checked_names(path, names, row, delimiter)
@@ -227,7 +235,9 @@ def _checked_names(
     texts = [
         title
         for title, axis, field in zip(titles, axes, row, strict=False)
-        if axis not in set("xyz") and field and not is_number(field, delimiter)
+        if axis not in set("xyz")
+        and field not in ("", _MISSING)
+        and not is_number(field, delimiter)
     ]
     return titles, tuple(texts)
 
@@ -317,7 +327,8 @@ def _row_error(path: Path, text: bytes, start: int, header: TextHeader) -> FileE
                 f"{len(header.names)}; correct or remove it"
             )
         for name, field in zip(header.names, fields, strict=False) if line else []:
-            if name not in header.texts and not is_number(field, header.delimiter):
+            is_known = name in header.texts or field == _MISSING
+            if not is_known and not is_number(field, header.delimiter):
                 return FileError(
                     f"{path}: line {number}: {field[:40]!r} is not a number; correct it"
                 )

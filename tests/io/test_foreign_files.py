@@ -14,7 +14,8 @@ import survey_files
 from plyfile import PlyData, PlyElement
 
 from pointup.errors import DataError, FileError
-from pointup.io.files import read_points
+from pointup.io.cloud import PointCloud
+from pointup.io.files import read_points, write_points
 from pointup.io.las import read_header
 from pointup.io.length_unit import LIKELY_ANGLES, UNKNOWN, agreed_unit, length_unit
 
@@ -56,6 +57,50 @@ def test_coordinates_are_read_in_every_spelling(tmp_path, name, content, recwarn
     (tmp_path / name).write_bytes(content)
     assert np.array_equal(read_points(tmp_path / name).positions, POINTS)
     assert not len(recwarn)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "height"),
+    [
+        # write.table of R with and without the names of rows, and write.csv.
+        ("r.txt", '"X" "Y" "Z" "h"\n' + "".join(f'"{i}" {i} 5 6 {i}.5\n' for i in "123"), 1.5),
+        ("r.xyz", '"X" "Y" "Z" "h"\n1 5 6 NA\n2 5 6 2.5\n3 5 6 3.5\n', np.nan),
+        ("r.csv", '"X","Y","Z","h"\n1,5,6,NA\n2,5,6,2.5\n3,5,6,3.5\n', np.nan),
+    ],
+)
+def test_tables_of_r_are_read_with_missing_values(name, text, height, tmp_path):
+    (tmp_path / name).write_text(text)
+    cloud = read_points(tmp_path / name)
+    assert cloud.positions.tolist() == [[1, 5, 6], [2, 5, 6], [3, 5, 6]]
+    assert cloud.attributes.keys() == {"h"}
+    assert np.array_equal(cloud.attributes["h"], [height, 2.5, 3.5], equal_nan=True)
+
+
+def test_ply_without_faces_gets_no_warning_of_faces(tmp_path, caplog):
+    table = np.rec.fromarrays(POINTS.T, names="x,y,z")
+    faces = PlyElement.describe(np.empty(0, [("vertex_indices", "i4", (3,))]), "face")
+    PlyData([PlyElement.describe(table, "vertex"), faces]).write(tmp_path / "a.ply")
+    assert np.array_equal(read_points(tmp_path / "a.ply").positions, POINTS)
+    assert not caplog.messages
+
+
+def test_ply_of_more_points_loses_the_rows_and_columns_of_the_original(tmp_path):
+    """PCL takes them for the number of points, and aborts."""
+    table = np.rec.fromarrays(POINTS.T, names="x,y,z")
+    info = ["is_mesh 0", "num_cols 3", "num_rows 1"]
+    PlyData([PlyElement.describe(table, "vertex")], obj_info=info).write(tmp_path / "a.ply")
+    cloud = read_points(tmp_path / "a.ply")
+    write_points(tmp_path / "b.ply", PointCloud.joined([cloud, cloud]))
+    assert PlyData.read(tmp_path / "b.ply").obj_info == ["is_mesh 0"]
+
+
+def test_the_no_data_value_of_rasters_gets_a_warning(tmp_path, caplog):
+    """gdal_translate -of XYZ writes it."""
+    (tmp_path / "a.xyz").write_text(rows() + "8 8 -9999\n")
+    assert len(read_points(tmp_path / "a.xyz")) == 4
+    assert caplog.messages == [
+        f"{tmp_path / 'a.xyz'}: 1 points have z -9999, which stands for no data; remove them"
+    ]
 
 
 def with_missing(value: float) -> np.ndarray:

@@ -253,6 +253,14 @@ def test_plyfile_reads_every_encoding(tmp_path, encoding):
     assert np.array_equal(read_by_plyfile(tmp_path / "a.ply")["x"], cloud.positions[:, 0])
 
 
+def test_an_e57_without_scans_is_refused(tmp_path):
+    """Scanners also write files of pictures only."""
+    pye57 = pytest.importorskip("pye57", reason=READERS)
+    pye57.E57(str(tmp_path / "a.e57"), mode="w").close()
+    with pytest.raises(FileError, match=r"a\.e57: no points in it; leave it out"):
+        read_points(tmp_path / "a.e57")
+
+
 def test_scans_of_an_e57_are_merged_by_their_poses(tmp_path):
     pye57 = pytest.importorskip("pye57", reason=READERS)
     points = np.random.default_rng(0).random((20, 3))
