@@ -431,3 +431,17 @@ def test_coordinates_that_float32_has_rounded_get_a_note_and_others_none(tmp_pat
         assert result.status == 0
         found = "note: rounded.ply: coordinates are rounded to 0.5, coarse" in result.err
         assert found == ("float32" in result.err) == (path == rounded), result.err
+
+
+def test_coordinates_of_six_digits_get_a_note_and_a_grid_none(tmp_path, command):
+    """CloudCompare, Open3D and PCL write text PLY so: 4.10001e+06 for 4100014.25."""
+    points = positions(300) * [0.1, 1, 1] + [0, 4.1e6, 0]
+    rounded, grid = tmp_path / "rounded.xyz", tmp_path / "grid.xyz"
+    np.savetxt(rounded, points, "%.6g")
+    x, y = np.meshgrid(np.arange(0, 200, 10.0), 4.1e6 + np.arange(0, 200, 10.0))
+    np.savetxt(grid, np.column_stack([x.ravel(), y.ravel(), np.sin(x.ravel())]), "%.6g")
+    for path in (rounded, grid):
+        result = command(path, "-o", tmp_path / "out.xyz", "--ratio", "2")
+        assert result.status == 0
+        found = "note: rounded.xyz: coordinates are rounded to 10, coarse" in result.err
+        assert found == ("six digits" in result.err) == (path == rounded), result.err

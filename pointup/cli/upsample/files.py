@@ -360,10 +360,11 @@ def notes_on_input(
     notes = []
     if found.num_synthetic:
         notes.append(_of_synthetic(jobs, found.num_synthetic))
-    if (step := _float32_step(store)) and jobs[0].source.suffix.lower() not in LAS_EXTENSIONS:
+    if jobs[0].source.suffix.lower() not in LAS_EXTENSIONS and (found_step := _rounding(store)):
+        step, cause = found_step
         notes.append(
             f"{_name(jobs)}: coordinates are rounded to {step:g}, coarse beside the spacing of the "
-            "points: float32 does this to map coordinates; export the points again, as doubles"
+            f"points: {cause} does this to map coordinates; export the points again, as doubles"
         )
     share = found.num_vegetation / max(1, found.num_taken)
     if suggests_model and jobs[0].model == "lidar" and share > MUCH_VEGETATION:
@@ -389,15 +390,25 @@ def notes_on_input(
     return notes
 
 
-def _float32_step(store: Store) -> float:
-    """The step of float32 at the points, if their coordinates are rounded to it coarsely."""
+def _rounding(store: Store) -> tuple[float, str] | None:
+    """The step to which the coordinates of the points are rounded coarsely, and what did it."""
+    from pointup.datasets.checks import coarse_step
+
     finest = store.resolution * store.frame.unit
     points = store.frame.to_file(store.read_block(0)["position"])
-    step = float(np.spacing(np.float32(np.abs(points).max())))
+    largest = np.abs(points).max(axis=0)
+    step = float(np.spacing(np.float32(largest.max())))
     # The finest step of the store is at most 2**-14 of the spacing.
-    is_coarse = step > _COARSE_STEP * 2**14 * finest
-    is_rounded = is_coarse and np.abs(points - points.astype(np.float32)).max() <= finest
-    return step if is_rounded else 0.0
+    coarse = _COARSE_STEP * 2**14 * finest
+    if step > coarse and np.abs(points - points.astype(np.float32)).max() <= finest:
+        return step, "float32"
+    # C++ writes six digits if told nothing. A grid may have such coordinates by intention.
+    step = 10.0 ** (np.floor(np.log10(max(1.0, largest.max()))) - 5)
+    values = points[:, largest.argmax()]
+    is_rounded = step > coarse and np.abs(values - np.rint(values / step) * step).max() <= finest
+    # Without the rounding of the store.
+    points = points.round(int(np.ceil(-np.log10(coarse))))
+    return (step, "text of six digits") if is_rounded and coarse_step(points) else None
 
 
 def _of_synthetic(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> str:
