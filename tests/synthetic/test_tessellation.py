@@ -62,7 +62,7 @@ SOLIDS = {
         3.0,
     ),
     "round_cones": (
-        round_cones(np.zeros((1, 3)), np.array([[1.0, 0, 0]]), np.full((1, 2), 0.5), 0.1, 0.04),
+        round_cones(np.zeros((1, 3)), np.array([[2, 3, 6]]) / 7, np.full((1, 2), 0.5), 0.1, 0.04),
         np.pi * (0.25 + 0.5 / 3),
     ),
     "isosurface": (
