@@ -224,6 +224,9 @@ def test_density_is_the_number_of_points_per_area():
     density = density_channel(thinned).values
     for side, expected in ((thinned[:, 0] < 45, 4.0), (thinned[:, 0] > 55, 1.0)):
         assert np.median(density[side]) == pytest.approx(expected, rel=0.1)
+    # At the border three of nine cells are empty; those at the other border are not near.
+    border = (thinned[:, 0] < 45) & (thinned[:, 1] < 0.5)
+    assert np.median(density[border]) == pytest.approx(4 * 6 / 9, rel=0.1)
 
 
 @pytest.mark.parametrize("num_points", [300, 40_000])
