@@ -300,3 +300,5 @@ def test_dead_wood_lies_on_and_stands_on_the_ground():
     assert len(site.solid) > 10
     assert not site.rough
     assert all(part[..., 2].min() < 7.2 for part in site.solid)
+    lying = [part.mean(axis=(0, 1)) for part in site.solid if part[..., 2].max() < 8]
+    assert (np.ptp(lying, axis=0)[:2] > 20).all()
