@@ -20,6 +20,8 @@ from pointup.errors import DataError, FileError, NoPointsError
 logger = logging.getLogger("pointup")
 
 LAS_EXTENSIONS = (".las", ".laz")
+COLOURS = ("red", "green", "blue")
+LARGEST_8_BIT = 255
 
 
 @dataclass(eq=False)
@@ -183,16 +185,31 @@ class ColumnWriter(PointWriter):
     An attribute with several values per point becomes the columns NAME_0, NAME_1, ...
     """
 
+    _narrowed: tuple[str, ...] = ()
+    _factor = 1
+
     def _lay_out(self, like: PointCloud) -> None:
         check_names(like.attributes, self.path)
         flat = flatten_attributes(like.attributes)
-        self.columns = dict.fromkeys("xyz", np.dtype(np.float64))
+        self.columns: dict[str, np.dtype[Any]] = dict.fromkeys("xyz", np.dtype(np.float64))
         self.columns |= {name: values.dtype for name, values in flat.items()}
         self.columns |= {added.name: np.dtype(added.dtype) for added in self.extra_dimensions}
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         flat = dict(zip("xyz", positions.T, strict=True)) | flatten_attributes(attributes)
+        colours = {name: flat[name] for name in self._narrowed if name in flat}
+        if any(values.max() > LARGEST_8_BIT for values in colours.values()):
+            self._factor = LARGEST_8_BIT + 1
+        flat |= {name: values // self._factor for name, values in colours.items()}
         self._append_columns(self._cast(flat, self.columns))
+
+    def _narrow_colours(self) -> None:
+        """Store 16-bit colours, as of LAS, with 8 bits: readers of the format know no others.
+
+        Colours that are all at most 255 are 8-bit ones already, as some programs write into LAS.
+        """
+        self._narrowed = tuple(n for n in COLOURS if self.columns.get(n) == np.uint16)
+        self.columns |= dict.fromkeys(self._narrowed, np.dtype(np.uint8))
 
     @abstractmethod
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:

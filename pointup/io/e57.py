@@ -11,13 +11,12 @@ import numpy as np
 
 from pointup.disk import check_expansion, library_errors, os_errors
 from pointup.errors import FileError
-from pointup.io.cloud import PointCloud, cast_values, warn_once
+from pointup.io.cloud import COLOURS, PointCloud, cast_values, warn_once
 from pointup.io.pts import FixedColumnWriter
 
 ATTRIBUTES = {
     "intensity": "intensity", "colorRed": "red", "colorGreen": "green", "colorBlue": "blue",
 }  # fmt: skip
-COLOURS = ("red", "green", "blue")
 AXES = {"x": "cartesianX", "y": "cartesianY", "z": "cartesianZ"}
 CHUNK_SIZE = 1_000_000
 # Of coordinates, intensity and colours in memory.

@@ -24,6 +24,8 @@ from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
+    COLOURS,
+    LARGEST_8_BIT,
     ExtraDimension,
     PointCloud,
     PointWriter,
@@ -303,8 +305,7 @@ def _drop_statistics(header: laspy.LasHeader) -> None:
         header.vlrs.append(raw)
 
 
-COLOURS = ("red", "green", "blue")
-LARGEST_8_BIT, LARGEST_16_BIT = 255, 65_535
+LARGEST_16_BIT = 65_535
 SCAN_ANGLE_STEP = 0.006
 """Unit in degrees of the scan angles of point formats 6 and above; other programs write degrees."""
 SECONDS_OF_WEEK = 604_800

@@ -12,6 +12,7 @@ import numpy as np
 from pointup.disk import check_expansion
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
+    COLOURS,
     ColumnWriter,
     PointCloud,
     as_positions,
@@ -24,7 +25,6 @@ from pointup.io.text_tables import TextHeader, axis_or_name, read_bytes, read_co
 KINDS = {"I": "i", "U": "u", "F": "f"}
 ENCODINGS = ("ascii", "binary", "binary_compressed")
 PACKED = ("rgb", "rgba")
-COLOURS = ("red", "green", "blue")
 # Real headers are far shorter. The limit stops the search in a file without a DATA line.
 MAX_HEADER_SIZE = 65536
 MAX_VALUES_PER_FIELD = 1_000_000
@@ -230,12 +230,14 @@ class PcdWriter(ColumnWriter):
     """Writes PCD with the layout of the file that `like` was read from; never compressed.
 
     Coordinates are float32 if they were in the original PCD file or KITTI sweep; otherwise they are
-    float64. Colours that were packed in the original are packed again.
+    float64. 8-bit colours are packed, but those that the original PCD file has apart.
     """
 
     def _lay_out(self, like: PointCloud) -> None:
         super()._lay_out(like)
         before = like.header if isinstance(like.header, PcdHeader) else None
+        if before is None:
+            self._narrow_colours()
         self._encoding = "ascii" if before and before.encoding == "ascii" else "binary"
         self._viewpoint = (before.viewpoint if before else "") or VIEWPOINT
         self._packed = _packed_field(before, self.columns)
@@ -245,7 +247,7 @@ class PcdWriter(ColumnWriter):
             if name in "xyz" and (
                 stored.get(name, ("",))[0] == "<f4" or isinstance(like.header, SweepHeader)
             ):
-                self.columns[name] = np.dtype(np.float32)  # type: ignore[assignment]
+                self.columns[name] = np.dtype(np.float32)
             if not name.isascii() or len(name.split()) != 1 or name.startswith(("_", "#")):
                 raise DataError(f"{self.path}: PCD can't have a field {name!r}; rename it")
 
@@ -303,7 +305,10 @@ def _parts(name: str) -> tuple[str, ...]:
 def _packed_field(
     before: PcdHeader | None, columns: dict[str, np.dtype]
 ) -> tuple[str, np.dtype] | None:
-    """Name and type of the original's packed colours if all their components are still uint8."""
+    """Name and type of the original's packed colours if all their components are still uint8; of
+    another format, any colours."""
+    if before is None and all(columns.get(name) == np.uint8 for name in COLOURS):
+        return "rgb", np.dtype("<f4")
     for name, (code, _) in zip(before.names, before.types, strict=True) if before else ():
         if name in PACKED and all(columns.get(part) == np.uint8 for part in _parts(name)):
             # Some packed colours are NaN as a float, and text can't hold their bits.

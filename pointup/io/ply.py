@@ -192,6 +192,8 @@ class PlyWriter(ColumnWriter):
     def _lay_out(self, like: PointCloud) -> None:
         super()._lay_out(like)
         self.header = like.header if isinstance(like.header, PlyHeader) else PlyHeader()
+        if self.header is not like.header:
+            self._narrow_colours()
         order = BYTE_ORDERS[self.header.encoding]
         kept = [name for name in self.header.properties if name in self.columns]
         names = dict.fromkeys([*kept, *self.columns])

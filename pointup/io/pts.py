@@ -14,6 +14,7 @@ import numpy as np
 from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
+    COLOURS,
     PointCloud,
     PointWriter,
     as_positions,
@@ -60,7 +61,6 @@ class FixedColumnWriter(PointWriter):
 
 
 COUNT_LINE = re.compile(rb"(?m)^[ \t]*([0-9]{1,18})[ \t]*\r?$")
-COLOURS = ("red", "green", "blue")
 # Names of the columns after x, y and z, by the number of columns.
 NAMES = {3: (), 4: ("intensity",), 6: COLOURS, 7: ("intensity", *COLOURS)}
 # The first line reserves space for the number of points, which is known only at the end.

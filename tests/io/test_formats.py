@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import laspy
 import numpy as np
 import pytest
 import trimesh
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from survey_files import digest
 
 from pointup.errors import DataError, FileError
-from pointup.io.cloud import ExtraDimension, PointCloud
+from pointup.io.cloud import COLOURS, ExtraDimension, PointCloud
 from pointup.io.files import check_writable, copy_points, open_writer, read_points, write_points
 from pointup.io.ply import PlyHeader
 
@@ -24,7 +25,7 @@ def scanned(count: int = 50) -> PointCloud:
     """A cloud in the frame of a scanner: float32 metres, with intensity and colours."""
     rng = np.random.default_rng(0)
     positions = (rng.normal(size=(count, 3)) * 20).astype(np.float32).astype(np.float64)
-    colours = {name: rng.integers(0, 256, count, np.uint8) for name in ("red", "green", "blue")}
+    colours = {name: rng.integers(0, 256, count, np.uint8) for name in COLOURS}
     return PointCloud(positions, {"intensity": rng.random(count, np.float32)} | colours)
 
 
@@ -39,7 +40,8 @@ def read_by_pypcd4(path: Path) -> dict[str, np.ndarray]:
     pypcd4 = pytest.importorskip("pypcd4", reason=READERS)
     cloud = pypcd4.PointCloud.from_path(path)
     assert cloud.metadata.points == cloud.metadata.width == len(cloud.pc_data)
-    return {name: cloud.pc_data[name] for name in cloud.fields}
+    columns = {name: cloud.pc_data[name] for name in cloud.fields}
+    return columns | dict(zip(COLOURS, cloud.decode_rgb(columns.pop("rgb")).T, strict=True))
 
 
 def read_by_plyfile(path: Path) -> dict[str, np.ndarray]:
@@ -98,6 +100,24 @@ def test_other_programs_read_what_is_written(tmp_path, suffix):
     assert set("xyz") <= read.keys() <= expected.keys()
     for name, values in read.items():
         assert np.array_equal(values.astype(expected[name].dtype), expected[name]), name
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".pcd"])
+@pytest.mark.parametrize("factor", [1, 256])
+def test_colours_of_las_have_8_bits_in_other_formats(tmp_path, suffix, factor):
+    cloud = scanned()
+    before = {name: cloud.attributes[name] for name in COLOURS}
+    cloud.attributes |= {name: before[name].astype(np.uint16) * factor for name in COLOURS}
+    write_points(tmp_path / "a.las", cloud)
+    las = laspy.read(tmp_path / "a.las")
+    for name in COLOURS:  # Many programs write colours of 8 bits as they are.
+        las[name] = before[name].astype(np.uint16) * factor
+    las.write(tmp_path / "a.las")
+    write_points(tmp_path / f"a{suffix}", read_points(tmp_path / "a.las"))
+    read = OTHERS[suffix](tmp_path / f"a{suffix}")
+    for name in COLOURS:
+        assert read[name].dtype == np.uint8
+        assert np.array_equal(read[name], before[name])
 
 
 @pytest.mark.parametrize("suffix", [".pcd", ".e57", ".pts", ".ply"])
@@ -300,7 +320,7 @@ def test_e57_without_pye57_is_refused_with_the_name_of_the_extra(tmp_path, monke
 def test_colours_of_16_bits_become_8_in_e57(tmp_path):
     pytest.importorskip("pye57", reason=READERS)
     cloud = scanned(3)
-    for name in ("red", "green", "blue"):
+    for name in COLOURS:
         cloud.attributes[name] = np.array([0, 256, 65535], np.uint16)
     write_points(tmp_path / "a.e57", cloud)
     assert read_points(tmp_path / "a.e57").attributes["green"].tolist() == [0, 1, 255]
