@@ -124,6 +124,19 @@ def test_parents_within_bounds_are_numbered_as_in_the_output(tmp_path, model):
     assert (away[~is_outside] < 8 * spacing).all()
 
 
+def test_no_note_compares_the_classes_of_points_around_the_bounds(tmp_path, model, capsys):
+    points = surface(3000, 1)
+    is_outside = points[:, 0] > 500_070
+    write_las(tmp_path / "in.las", points, classification=np.where(is_outside, 2, 6))
+    bounds = (500_050, 4_000_010, 500_060, 4_000_020)
+    options = (tmp_path / "in.las", "-o", tmp_path / "part.las", "--above-ground")
+    assert upsample(model, *options, "--bounds", *bounds) == 0
+    made = laspy.read(tmp_path / "part.las")
+    assert set(np.asarray(made.classification)) == {6}
+    assert "read around them" in (text := capsys.readouterr().out)
+    assert "of the measured and" not in text
+
+
 def test_bounds_leave_out_files_outside_and_read_those_near(tiles, tmp_path, model, capsys):
     bounds = (500_002, 4_000_000, 500_039, 4_000_020)
     assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", *bounds) == 0

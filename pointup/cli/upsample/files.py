@@ -233,7 +233,9 @@ def notes_on_output(
     if options.above_ground and summary.num_new:
         of_measured = found.num_class_2 / found.num_taken
         of_new = summary.num_class_2 / summary.num_new
-        if abs(of_new - of_measured) > _LIKE_SHARES:
+        # Points that are read around those to upsample have other shares.
+        is_whole = found.num_inside.total() == store.num_read.sum()
+        if is_whole and abs(of_new - of_measured) > _LIKE_SHARES:
             notes.append(
                 f"note: {of_measured:.0%} of the measured and {of_new:.0%} of the new points have "
                 "class 2: a new point gets it where it lies on the ground, not by the class of its "
