@@ -113,7 +113,7 @@ def report(found: dict[str, Any]) -> str:
 def _described(found: dict[str, Any]) -> list[str]:
     """Lines on the points of a file, measured or new."""
     num, unit, density = (found[key] for key in ("num_points", "unit", "density"))
-    sides = " x ".join(f"{b - a:.4g}" for a, b in zip(found["low"], found["high"], strict=True))
+    sides = " x ".join(_rounded(b - a, 4) for a, b in zip(found["low"], found["high"], strict=True))
     several, vegetation = found["num_several_returns"] / num, found["num_vegetation"] / num
     is_for_forest = vegetation > MUCH_VEGETATION and not found["num_new"]
     advice = ": try upsample --model forest" if is_for_forest else ""
@@ -121,12 +121,17 @@ def _described(found: dict[str, Any]) -> list[str]:
         "coordinate system": "; ".join(found["systems"]) or "not known",
         "unit": "not known" if unit == UNKNOWN.name else unit,
         "extent": f"{sides}, from {', '.join(f'{a:.8g}' for a in found['low'])}",
-        "density": density and f"{density:.3g} points per square {unit}, seen from above",
+        "density": density and f"{_rounded(density, 3)} points per square {unit}, seen from above",
         "several returns": several and f"{several:.0%}",
         "vegetation": vegetation and f"{vegetation:.0%}{advice}",
     }
     lines |= {_class(of): f"{n:,} points, {n / num:.0%}" for of, n in found["classes"].items()}
     return aligned([[f"  {name}", text] for name, text in lines.items() if text], "<<")
+
+
+def _rounded(value: float, digits: int) -> str:
+    """A value with so many digits, or with all its whole ones."""
+    return f"{value:.{digits}g}" if value < 10 ** (digits - 1) else f"{value:,.0f}"
 
 
 def _class(of: str) -> str:

@@ -182,6 +182,17 @@ def test_new_points_of_a_file_are_told_by_class_with_their_uncertainty(tmp_path,
     assert "9 points, 9 of them new, no uncertainty" in capsys.readouterr().out
 
 
+def test_large_figures_of_a_file_have_no_exponent(tmp_path, capsys):
+    corners = np.array([[0, 0, 0], [1, 1, 0]])
+    for side in (0.5, 12_345.6):
+        np.save(tmp_path / "a.npy", side * np.concatenate([cloud(1000) * (1, 1, 0), corners]))
+        assert main(["inspect", str(tmp_path / "a.npy")]) == 0
+    dense, wide = capsys.readouterr().out.split("a.npy")[1:]
+    (density,) = re.findall(r"density +(.*) points per", dense)
+    assert float(density.replace(",", "")) == pytest.approx(4008, rel=0.2) and "," in density
+    assert "12,346 x 12,346 x 0, from" in wide
+
+
 def test_a_survey_is_told_with_system_extent_density_and_classes(tmp_path, capsys):
     rng = np.random.default_rng(0)
     points = UTM_CORNER + rng.random((20_000, 3)) * (50, 40, 12.3)
