@@ -268,6 +268,14 @@ def test_an_empty_layer_and_a_single_point_can_be_shown(tmp_path):
     np.testing.assert_allclose(Page(tmp_path / "a.html").positions(layer=1), [[1, 1, 1]], atol=1e-6)
 
 
+@pytest.mark.parametrize(("value", "ends"), [(0, [0, 1]), (0.1, [0, 0.1]), (-2, [-2, 0])])
+def test_the_range_of_equal_values_begins_or_ends_at_0(value, ends, tmp_path):
+    layer = Layer("a", landscape(9) * (1, 1, 0), {"same": Channel(np.full(9, float(value)))})
+    write_viewer(tmp_path / "a.html", [Scene("a", [layer])])
+    (scene,) = scenes_of(tmp_path / "a.html")
+    assert scene["heights"] == [0, 1] and scene["channels"]["same"]["shown"] == ends
+
+
 @pytest.mark.parametrize("kind", ["float16", "int8", "tensor", "list"])
 def test_positions_of_any_type_are_shown(kind, tmp_path):
     points = np.array([[-60.0, 1.5, 2.0], [90.0, 8.0, 0.5], [3.0, -4.0, 5.0]])

@@ -149,6 +149,13 @@ def test_the_legend_says_that_some_points_are_higher_than_its_last_colour(browse
         assert "≥" not in page.page.inner_text("#legend")
 
 
+def test_the_ends_of_a_legend_are_beside_its_bar(browser, path):
+    with open_page(browser, path) as page:
+        item = "document.querySelector('#legend .item')"
+        assert page.do(f"{item}.innerText.split(/\\n/).length") == 2
+        assert page.do(f"{item}.clientHeight") < 25
+
+
 def test_points_that_a_slice_a_class_or_a_slider_hides_are_not_counted_as_drawn(opened):
     changes = {
         "": "50,000 of 50,000 points drawn",

@@ -215,3 +215,26 @@ def test_an_edited_end_of_a_range_leaves_the_other_one_exact_and_an_empty_box_bo
     low, high = whole[2]
     assert [other[2] for other in others[:2]] == [[1650.5, high], [low, 1650.5]]
     assert others[2:] == [whole, whole], "an empty box is filled again"
+
+
+def test_a_survey_in_us_feet_opens_on_its_heights():
+    scene = Scene("a", [Layer("a", np.eye(3))], unit="US ft")
+    ends = "const { label, low, high } = legendOf(state, scene, stage); return [label, low, high]"
+    assert in_pages([page([scene], ends)]) == [["height", "0 US ft", "≥ 0.996 US ft"]]
+
+
+def test_clouds_without_a_thickness_are_drawn_and_can_be_clicked():
+    x, y = np.random.default_rng(0).random((2, 3000)) * 100
+    plane = np.column_stack([x, y, np.full(len(x), np.pi)])
+    clouds = {"plane": plane, "line": plane * (1, 0, 1), "point": plane[:1]}
+    click = (
+        "const [seen] = stage.panels; stage.aim(seen); const { nodes: [node] } = stage.clouds[0];"
+        "const at = overlay.project(stage.clouds[0].place(node, 0, new THREE.Vector3()), seen);"
+        "return [stage.clouds[0].drawn, pick(stage, ...at) !== null]"
+    )
+    found = in_pages([page([Scene(n, [Layer(n, c)])], FRAME + click) for n, c in clouds.items()])
+    # A row of points needs one and a half for each of the pixels that it spans.
+    for (drawn, is_picked), (name, least) in zip(
+        found, {"plane": 3000, "line": 400, "point": 1}.items(), strict=True
+    ):
+        assert drawn >= least and is_picked, name

@@ -182,7 +182,7 @@ def encode_scene(scene: Scene, blocks: Blocks) -> dict[str, Any]:
         "origin": origin.tolist(),
         "low": (low - origin).tolist(),
         "high": (high - origin).tolist(),
-        "heights": [float(ends[0]), float(max(ends[1], ends[0] + 1e-6))],
+        "heights": [float(ends[0]), float(ends[1] + (ends[0] == ends[1]))],
         "channels": channels,
         "layers": [_encode_layer(layer, origin, channels, blocks) for layer in scene.layers],
     }
@@ -222,12 +222,14 @@ def _describe_channel(name: str, layers: Sequence[Layer]) -> dict[str, Any]:
         values = values if len(values) else np.zeros(1)
         ends = np.percentile(values, [1, 99]) if name != "error" else [0, np.percentile(values, 97)]
         low, high = float(values.min()), float(values.max())
+        if low == high:  # one value, on a scale from 0
+            low, high = ends = min(low, 0.0), max(high, float(low == 0))
         described |= {
             "unit": first.unit,
             "colormap": first.colormap,
             "low": low,
-            "high": max(high, low + 1e-9),
-            "shown": [float(ends[0]), float(max(ends[1], ends[0] + (high - low) * 1e-3 + 1e-9))],
+            "high": high,
+            "shown": [float(ends[0]), float(max(ends[1], ends[0] + (high - low) * 1e-3))],
         }
     return described
 

@@ -186,7 +186,8 @@ function legendOf(state, scene, stage) {
     const above = high < top ? "≥ " : "";
     if (channel && limitOf(state) < channel.high) lines.push(`hidden: above ${format(limitOf(state), unit, high - low)}`);
     // A long unit, such as points/m², is named once.
-    const [label, short] = unit.length > 4 ? [`${channel.label}, ${unit}`, ""] : [channel?.label ?? "height", unit];
+    const name = channel?.label ?? "height";
+    const [label, short] = unit.length > 5 ? [`${name}, ${unit}`, ""] : [name, unit];
     return { label, colors: manifest.colormaps[colormapOf(state, scene)], low: format(low, short, high - low), high: above + format(high, short, high - low), lines };
   }
   if (channel?.kind === "category") {
@@ -209,7 +210,7 @@ function showLegend(state, scene, stage) {
     const image = context.createImageData(256, 1);
     for (let i = 0; i < 256; i++) image.data.set([...legend.colors.slice(3 * i, 3 * i + 3), 255], 4 * i);
     context.putImageData(image, 0, 0);
-    parts.push(legend.low, bar, legend.high);
+    parts.push(element("div", { className: "item" }, legend.low, bar, legend.high));
   }
   for (const [color, name] of legend.items ?? []) {
     const swatch = element("span", { className: "swatch" });

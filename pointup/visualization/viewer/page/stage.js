@@ -194,7 +194,7 @@ class Stage extends Viewpoint {
         const distance = Math.max(camera.position.distanceTo(node.center) - node.sphere.radius, camera.near);
         const scale = this.ratio * (camera.isPerspectiveCamera ? this.zoom / distance : this.zoom);
         const sides = [node.size.x, node.size.y, node.size.z].sort((a, b) => b - a);
-        const pixels = sides[0] * sides[1] * scale * scale;
+        const pixels = sides[0] * scale * Math.max(sides[1] * scale, 1); // a line has no area
         // In a cross-section a few of a node's points are inside it; all are needed.
         node.wanted = this.clip.on ? node.count : Math.min(node.count, Math.ceil(POINTS_PER_PIXEL * pixels) + 16);
         wanted += node.wanted;
@@ -222,8 +222,17 @@ class Stage extends Viewpoint {
     return { normal: new THREE.Vector3(...normal), place, half: on ? thickness / 2 : 1e30 };
   }
 
+  /** The clipping box; a side at the end of the scene is far away, as stored points are rounded. */
+  box() {
+    const { clip, scene } = this;
+    return {
+      low: clip.low.map((x, i) => (x <= scene.low[i] ? -1e30 : x)),
+      high: clip.high.map((x, i) => (x >= scene.high[i] ? 1e30 : x)),
+    };
+  }
+
   mayShow(node, { normal, place, half }) {
-    const { low, high } = this.clip;
+    const { low, high } = this.box();
     const axes = ["x", "y", "z"];
     if (axes.some((axis, i) => node.low[axis] > high[i] || node.low[axis] + node.size[axis] < low[i])) return false;
     return Math.abs(normal.dot(node.center) - place) <= half + node.sphere.radius;
@@ -235,14 +244,15 @@ class Stage extends Viewpoint {
     this.renderer.setRenderTarget(target);
     this.renderer.clear();
     const { normal, place, half } = this.slice();
+    const { low, high } = this.box();
     for (const cloud of clouds) {
       const { uniforms } = cloud.material;
       uniforms.size.value = 1.1 * cloud.layer.spacing * this.options.size;
       uniforms.zoom.value = this.zoom * this.ratio;
       uniforms.smallest.value = 1.5 * this.ratio * Math.sqrt(this.options.size);
       uniforms.perspective.value = Boolean(this.camera.isPerspectiveCamera);
-      uniforms.boxLow.value.set(...this.clip.low.map((x, i) => (x <= this.scene.low[i] ? -1e30 : x)));
-      uniforms.boxHigh.value.set(...this.clip.high.map((x, i) => (x >= this.scene.high[i] ? 1e30 : x)));
+      uniforms.boxLow.value.set(...low);
+      uniforms.boxHigh.value.set(...high);
       uniforms.slice.value.set(normal.x, normal.y, normal.z, place);
       uniforms.sliceHalf.value = half;
       this.renderer.render(cloud.group, this.camera);

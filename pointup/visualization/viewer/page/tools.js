@@ -30,7 +30,7 @@ function pickFrom(clouds, stage, panel, x, y) {
   const [reachX, reachY] = [(2 * PICK_PIXELS) / panel.width, (2 * PICK_PIXELS) / panel.height];
   const matrix = new THREE.Matrix4().multiplyMatrices(stage.camera.projectionMatrix, stage.camera.matrixWorldInverse);
   const { normal, place, half } = stage.slice();
-  const { low, high } = stage.clip;
+  const { low, high } = stage.box();
   const outside = (p) => p.x < low[0] || p.x > high[0] || p.y < low[1] || p.y > high[1] || p.z < low[2] || p.z > high[2]
     || Math.abs(normal.dot(p) - place) > half;
   let best = null;

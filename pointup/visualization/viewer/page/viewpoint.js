@@ -4,7 +4,9 @@
 class Viewpoint {
   constructor(canvas, scene) {
     Object.assign(this, { canvas, scene });
-    this.radius = Math.max(new THREE.Vector3(...scene.high).sub(new THREE.Vector3(...scene.low)).length() / 2, 1e-6);
+    const [low, high] = [scene.low, scene.high].map((end) => new THREE.Vector3(...end));
+    this.middle = low.clone().add(high).divideScalar(2);
+    this.radius = low.distanceTo(high) / 2 || 1; // of a single point, 1
     this.up = scene.up === "z" ? new THREE.Vector3(0, 0, 1) : new THREE.Vector3(0, 1, 0);
     this.perspective = new THREE.PerspectiveCamera(45, 1);
     this.orthographic = new THREE.OrthographicCamera();
@@ -17,9 +19,9 @@ class Viewpoint {
 
   /** Camera for a panel; its near and far plane enclose the whole scene. */
   aim({ width, height }) {
-    const { camera, controls, radius } = this;
+    const { camera, controls, middle: centre, radius } = this;
     const distance = camera.position.distanceTo(controls.target);
-    const middle = camera.position.length(); // the scene is centred near 0
+    const middle = camera.position.distanceTo(centre);
     if (camera.isPerspectiveCamera) {
       camera.aspect = width / height;
       camera.near = Math.max(middle - 1.5 * radius, distance / 100);
@@ -72,7 +74,7 @@ class Viewpoint {
   /** A pose from a direction and an arrangement of the panels such that the points are drawn as large
    * as possible, below the captions, and the share of the canvas that they span. */
   fitted(azimuth, elevation) {
-    const middle = new THREE.Vector3(...this.scene.low).add(new THREE.Vector3(...this.scene.high)).divideScalar(2);
+    const { middle } = this;
     this.pose = { target: middle.toArray(), distance: this.radius, azimuth, elevation };
     this.camera.updateMatrixWorld();
     const axes = [0, 1, 2].map((i) => new THREE.Vector3().setFromMatrixColumn(this.camera.matrixWorld, i));
@@ -91,7 +93,7 @@ class Viewpoint {
         const low = Math.min(...places.map((place) => place[axis] - below * depth * place[2]));
         return { high, low, above, below, distance: (high - low) / (above + below) };
       });
-      const distance = Math.max(...spans.map((span) => span.distance), 1e-6 * this.radius);
+      const distance = Math.max(...spans.map((span) => span.distance), 0.01 * this.radius);
       const target = middle.clone();
       spans.forEach(({ high, low, above, below }, axis) =>
         target.addScaledVector(axes[axis], (high - above * distance + low + below * distance) / 2));
