@@ -58,8 +58,8 @@ _LEAST_GAP = 0.5
 # `farthest_mean` of `is_covered`: there is no wall to keep. Below a roof the mean of points spread
 # at random is farther off than by 0.25 in a fifth of all places, by this in a few of a thousand.
 _ROOF_MEAN = 0.5
-# Building, water, bridge deck.
-_HIDE_GROUND = (6, 9, 17)
+# Building, water, bridge deck; bridges and other structures of Dutch surveys.
+_HIDE_GROUND = (6, 9, 17, 26)
 
 
 class GroundReturns:

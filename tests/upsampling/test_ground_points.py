@@ -18,7 +18,7 @@ from pointup.upsampling.store.point_store import Store
 
 StoreMaker = Callable[..., Store]
 SIDE, HOLE = 24.0, 4.0
-CROWN, ROOF, WATER = 5, 6, 9
+CROWN, ROOF, WATER, BRIDGE = 5, 6, 9, 26
 
 
 def terrain(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -77,8 +77,8 @@ def test_the_ground_below_a_crown_is_filled_at_the_density_of_the_ground_around_
 
 @pytest.mark.parametrize(
     ("above", "several"),
-    [(None, False), (ROOF, False), (WATER, False), (CROWN, False)],
-    ids=["nothing", "a roof", "water", "pulses with one return"],
+    [(None, False), (ROOF, False), (WATER, False), (BRIDGE, True), (CROWN, False)],
+    ids=["nothing", "a roof", "water", "a bridge", "pulses with one return"],
 )
 def test_nothing_is_made_where_no_crown_hides_the_ground(above, several, make_store):
     cloud = survey(above, several)
