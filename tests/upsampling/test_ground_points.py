@@ -48,7 +48,7 @@ def survey(
     kinds = np.concatenate(classes).astype(np.uint8)
     attributes = {
         "classification": kinds,
-        "number_of_returns": np.where((kinds == CROWN) & several, 2, 1).astype(np.uint8),
+        "number_of_returns": np.where((kinds != 2) & several, 2, 1).astype(np.uint8),
         "intensity": np.where(kinds == 2, 100, 900).astype(np.uint16),
     }
     return PointCloud(np.concatenate(parts), attributes)
@@ -77,7 +77,7 @@ def test_the_ground_below_a_crown_is_filled_at_the_density_of_the_ground_around_
 
 @pytest.mark.parametrize(
     ("above", "several"),
-    [(None, False), (ROOF, False), (WATER, False), (BRIDGE, True), (CROWN, False)],
+    [(None, False), (ROOF, True), (WATER, True), (BRIDGE, True), (CROWN, False)],
     ids=["nothing", "a roof", "water", "a bridge", "pulses with one return"],
 )
 def test_nothing_is_made_where_no_crown_hides_the_ground(above, several, make_store):
