@@ -4,6 +4,7 @@ density, classes, and the uncertainty of new points."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,13 @@ from pointup.visualization.viewer.scenes import CLASS_NAMES
 _MOST_OF_CHUNK, _MOST_PLACES, _MOST_KEYS = 100_000, 4_000_000, 2_000_000
 
 
-def inspect_file(path: Path) -> dict[str, Any]:
-    """The content of `pointup inspect --json` of a file of points, or of those in a folder or
-    virtual point cloud. Raises the errors of `find_inputs` and `iter_points`."""
+def inspect_files(paths: Sequence[Path]) -> dict[str, Any]:
+    """The content of `pointup inspect --json` of files of points, of those in folders and of
+    virtual point clouds, as one. Raises the errors of `find_inputs` and `iter_points`."""
     count, counts, uncertain = Counter[str](), Counter[int](), UncertaintyByClass()
     boxes, places, keys = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     step, num_bits = 1, 3
-    files = find_inputs([path], point_extensions)
+    files = find_inputs(paths, point_extensions)
     for cloud in chain.from_iterable(map(iter_points, files)):
         is_new = is_synthetic(cloud)
         returns, classes = attribute(cloud, NUMBER_OF_RETURNS), attribute(cloud, CLASSIFICATION)
@@ -71,7 +72,7 @@ def inspect_file(path: Path) -> dict[str, Any]:
     some = np.concatenate([*keys, np.empty(0, np.uint64)])
     num_places = count["num_points"] * (len(np.unique(some)) / len(some) if len(some) else 1.0)
     return {
-        "file": str(path),
+        "file": f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else str(paths[0]),
         **count,
         "systems": list(different_systems(files).values()),
         "unit": unit.name,

@@ -16,12 +16,15 @@ from pointup.errors import ConfigError
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
     """Print statistics of a pair dataset, and its bad samples; or coordinate system, extent,
-    density, classes and, of new points, the uncertainty of a file or of a folder with LAS or LAZ
+    density, classes and, of new points, the uncertainty of files or of a folder with LAS or LAZ
     files."""
 
-    dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR|FILE")]
-    """Directory made by `pointup prepare`, name of a dataset on the Hub, file of points, folder
-    with LAS or LAZ files, or virtual point cloud (.vpc)."""
+    names: Annotated[
+        tyro.conf.Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="DIR|FILE ...", help_behavior_hint="(required)"),
+    ]
+    """Directory made by `pointup prepare`, or name of a dataset on the Hub; or files of points,
+    folders with LAS or LAZ files, and virtual point clouds (.vpc), which are inspected as one."""
     picture: Picture = None
     """Write a picture: histograms of sizes, and up to four pairs, source beside target."""
     view: View = None
@@ -37,25 +40,29 @@ class Inspect:
     """Print all results as JSON."""
 
     def run(self) -> int:
-        if holds_points(path := Path(self.dataset)):
-            from pointup.cli.file_statistics import inspect_file, report
+        paths = [Path(name) for name in self.names]
+        if len(paths) != 1 or holds_points(paths[0]):
+            from pointup.cli.file_statistics import inspect_files, report
 
-            if self.picture or self.view or self.deep:
-                raise ConfigError(f"{path}: holds points; --picture, --view, --deep need a dataset")
-            found = inspect_file(path)
+            if paths and (self.picture or self.view or self.deep):
+                raise ConfigError(
+                    f"{paths[0]}: holds points; --picture, --view, --deep need a dataset"
+                )
+            found = inspect_files(paths)
             print(json.dumps(found, indent=2) if self.json else report(found))
             return 0
         from pointup.cli import dataset_statistics as statistics
 
         check_shown(self.picture, self.view)
-        splits = statistics.inspect_dataset(self.dataset, self.min_points, self.deep)
-        held_out = statistics.held_out_of(self.dataset) if len(splits) > 1 else None
+        (dataset,) = self.names
+        splits = statistics.inspect_dataset(dataset, self.min_points, self.deep)
+        held_out = statistics.held_out_of(dataset) if len(splits) > 1 else None
         if self.json:
-            print(json.dumps(statistics.as_json(self.dataset, splits, held_out), indent=2))
+            print(json.dumps(statistics.as_json(dataset, splits, held_out), indent=2))
         else:
-            print(statistics.report(self.dataset, splits, held_out))
+            print(statistics.report(dataset, splits, held_out))
         if self.picture:
-            statistics.write_dataset_picture(self.dataset, splits, self.picture)
+            statistics.write_dataset_picture(dataset, splits, self.picture)
         if self.view:
-            statistics.write_dataset_view(self.dataset, splits, self.view)
+            statistics.write_dataset_view(dataset, splits, self.view)
         return int(self.strict and any(split.bad for split in splits))

@@ -262,7 +262,7 @@ def test_a_larger_survey_is_inspected_in_no_more_memory(tmp_path, monkeypatch):
 
         monkeypatch.setattr(file_statistics, "iter_points", a_row_of_squares)
         tracemalloc.start()
-        found = file_statistics.inspect_file(tmp_path)
+        found = file_statistics.inspect_files([tmp_path])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert found["num_points"] == 20_000 * number
@@ -276,6 +276,8 @@ def test_a_folder_of_tiles_is_inspected_as_one(tmp_path, capsys):
         write_las(tmp_path / "tiles" / name, points, synthetic=np.arange(40) % 2)
     assert main(["inspect", str(tmp_path / "tiles")]) == 0
     assert "tiles: 80 points, 40 of them new, no uncertainty" in capsys.readouterr().out
+    assert main(["inspect", *(str(tmp_path / "tiles" / name) for name in ("a.las", "b.LAS"))]) == 0
+    assert "a.las and 1 more: 80 points, 40 of them new" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "tiles"), "--deep"]) == 1
     assert "holds points; --picture, --view, --deep need a dataset" in capsys.readouterr().err
     (tmp_path / "linked").mkdir()
