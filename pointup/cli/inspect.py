@@ -48,6 +48,9 @@ class Inspect:
                 raise ConfigError(
                     f"{paths[0]}: holds points; --picture, --view, --deep need a dataset"
                 )
+            for path in paths:
+                if path.is_dir() and not holds_points(path):
+                    raise ConfigError(f"{path}: not a folder of points; inspect it by itself")
             found = inspect_files(paths)
             print(json.dumps(found, indent=2) if self.json else report(found))
             return 0

@@ -278,6 +278,9 @@ def test_a_folder_of_tiles_is_inspected_as_one(tmp_path, capsys):
     assert "tiles: 80 points, 40 of them new, no uncertainty" in capsys.readouterr().out
     assert main(["inspect", *(str(tmp_path / "tiles" / name) for name in ("a.las", "b.LAS"))]) == 0
     assert "a.las and 1 more: 80 points, 40 of them new" in capsys.readouterr().out
+    (tmp_path / "pairs").mkdir()
+    assert main(["inspect", str(tmp_path / "tiles"), str(tmp_path / "pairs")]) == 1
+    assert "not a folder of points; inspect it by itself" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path / "tiles"), "--deep"]) == 1
     assert "holds points; --picture, --view, --deep need a dataset" in capsys.readouterr().err
     (tmp_path / "linked").mkdir()
