@@ -35,9 +35,9 @@ def check_inputs(command: object) -> None:
     for name, value in vars(command).items():
         if is_dataclass(value):
             check_inputs(value)
-        if name == "dataset" and isinstance(value, str):
-            check_dataset_exists(value)
         for path in value if isinstance(value, tuple) else (value,):
+            if name == "dataset" and isinstance(path, str):
+                check_dataset_exists(path)
             if name in _READ and isinstance(path, Path) and not path.exists():
                 raise FileError(f"{path}: no such file or folder")
 

@@ -19,7 +19,7 @@ class Inspect:
     density, classes and, of new points, the uncertainty of files or of a folder with LAS or LAZ
     files."""
 
-    names: Annotated[
+    dataset: Annotated[
         tyro.conf.Positional[tuple[str, ...]],
         tyro.conf.arg(metavar="DIR|FILE ...", help_behavior_hint="(required)"),
     ]
@@ -40,7 +40,7 @@ class Inspect:
     """Print all results as JSON."""
 
     def run(self) -> int:
-        paths = [Path(name) for name in self.names]
+        paths = [Path(name) for name in self.dataset]
         if len(paths) != 1 or holds_points(paths[0]):
             from pointup.cli.file_statistics import inspect_files, report
 
@@ -57,7 +57,7 @@ class Inspect:
         from pointup.cli import dataset_statistics as statistics
 
         check_shown(self.picture, self.view)
-        (dataset,) = self.names
+        (dataset,) = self.dataset
         splits = statistics.inspect_dataset(dataset, self.min_points, self.deep)
         held_out = statistics.held_out_of(dataset) if len(splits) > 1 else None
         if self.json:
