@@ -230,7 +230,7 @@ class PcdWriter(ColumnWriter):
     """Writes PCD with the layout of the file that `like` was read from; never compressed.
 
     Coordinates are float32 if they were in the original PCD file or KITTI sweep; otherwise they are
-    float64. 8-bit colours are packed, but those that the original PCD file has apart.
+    float64. 8-bit colours are packed, unless the original PCD file has them apart.
     """
 
     def _lay_out(self, like: PointCloud) -> None:
