@@ -120,6 +120,15 @@ def test_colours_of_las_have_8_bits_in_other_formats(tmp_path, suffix, factor):
         assert np.array_equal(read[name], before[name])
 
 
+def test_dark_colours_that_follow_bright_ones_stay_dark(tmp_path):
+    cloud = scanned(2)
+    cloud.attributes |= {name: np.array([60_000, 200], np.uint16) for name in COLOURS}
+    with open_writer(tmp_path / "a.ply", cloud) as writer:
+        for point in (0, 1):
+            writer.write(cloud.select(slice(point, point + 1)))
+    assert read_by_plyfile(tmp_path / "a.ply")["red"].tolist() == [234, 0]
+
+
 @pytest.mark.parametrize("suffix", [".pcd", ".e57", ".pts", ".ply"])
 def test_scanner_clouds_are_read_back_unchanged(tmp_path, suffix):
     if suffix == ".e57":
