@@ -25,6 +25,8 @@ from pointup.io.text_tables import TextHeader, axis_or_name, read_bytes, read_co
 KINDS = {"I": "i", "U": "u", "F": "f"}
 ENCODINGS = ("ascii", "binary", "binary_compressed")
 PACKED = ("rgb", "rgba")
+# The library's names of what other formats call nx, ny, nz.
+NORMALS = {f"normal_{axis}": f"n{axis}" for axis in "xyz"}
 # Real headers are far shorter. The limit stops the search in a file without a DATA line.
 MAX_HEADER_SIZE = 65536
 MAX_VALUES_PER_FIELD = 1_000_000
@@ -55,7 +57,7 @@ class PcdHeader:
 def read_pcd(path: Path) -> PointCloud:
     """Read the points of a PCD file with all fields; a field of several values is (N, count).
 
-    Packed `rgb` and `rgba` become red, green, blue (and alpha), uint8.
+    Packed `rgb` and `rgba` become red, green, blue (and alpha), uint8; `normal_x` becomes `nx`.
     """
     text = read_bytes(path)
     header, num_points, start = _read_header(path, text)
@@ -84,7 +86,8 @@ def _read_header(path: Path, text: bytes) -> tuple[PcdHeader, int, int]:
             entries[words[0].upper()] = words[1:]
         if words and words[0].upper() == "DATA":
             break
-    names = [axis_or_name(name) for name in entries.get("FIELDS", entries.get("COLUMNS", []))]
+    fields = entries.get("FIELDS", entries.get("COLUMNS", []))
+    names = [NORMALS.get(name, axis_or_name(name)) for name in fields]
     encoding = " ".join(entries.get("DATA", [])).lower()
     if not names or encoding not in ENCODINGS:
         raise FileError(f"{path}: not a PCD file: it has no header with FIELDS and DATA")
@@ -279,13 +282,14 @@ class PcdWriter(ColumnWriter):
 
     def _write_header(self) -> None:
         fields = self._fields()
+        named = {own: name for name, own in NORMALS.items()}
         digits = str(self.num_points)
         lines = [
             "# .PCD v0.7 - Point Cloud Data file format",
             # This comment shrinks as the number of points, which is written twice, gets longer.
             "#" + " " * (2 * (COUNT_DIGITS - len(digits))),
             "VERSION 0.7",
-            f"FIELDS {' '.join(fields)}",
+            f"FIELDS {' '.join(named.get(name, name) for name in fields)}",
             f"SIZE {' '.join(str(dtype.itemsize) for dtype in fields.values())}",
             f"TYPE {' '.join(LETTERS[dtype.kind] for dtype in fields.values())}",
             f"COUNT {' '.join('1' for _ in fields)}",

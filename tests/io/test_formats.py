@@ -401,6 +401,16 @@ def test_pcd_of_another_program_is_read(tmp_path, encoding):
         assert back.pc_data["x"].dtype == np.float32
 
 
+def test_normals_have_the_name_of_each_format(tmp_path):
+    cloud = scanned()
+    cloud.attributes = {f"n{axis}": cloud.positions[:, i] for i, axis in enumerate("xyz")}
+    write_points(tmp_path / "a.ply", cloud)
+    write_points(tmp_path / "b.pcd", read_points(tmp_path / "a.ply"))
+    write_points(tmp_path / "c.ply", read_points(tmp_path / "b.pcd"))
+    assert b"FIELDS x y z normal_x normal_y normal_z" in (tmp_path / "b.pcd").read_bytes()
+    assert_holds(read_points(tmp_path / "c.ply"), cloud.positions, **cloud.attributes)
+
+
 ORGANISED = """# .PCD v.5
 VERSION .5
 FIELDS x y z _ normal
