@@ -17,6 +17,7 @@ from survey_files import WKT, is_one_line, left_in, positions, write_las, write_
 from pointup import upsample
 from pointup.cli import main as cli
 from pointup.cli.upsample import files
+from pointup.cli.upsample.notes import summary_lines
 from pointup.cli.upsample.plan import check_units
 from pointup.errors import DataError
 from pointup.io.cloud import PointCloud
@@ -31,7 +32,7 @@ def test_each_kind_of_figure_of_the_new_points_has_a_line():
     uncertain = {"all": Uncertain(900, 0.061, 0.144), "2": Uncertain(5, 1.0, 1.0)}
     uncertain["5"] = Uncertain(895, 0.058, 0.142)
     some = Summary(1000, 1.52, 20, 100, 3.5, 1.05, 0, 5, uncertain)
-    assert files.summary_lines(some, Path("in.laz"), 8.0) == [
+    assert summary_lines(some, Path("in.laz"), 8.0) == [
         "  new points at most 1.52 from a measured one, 99.9% of them at most 1.05, none beyond 8 "
         "local spacings",
         "  uncertainty 0.061 (median), 0.14 (90 %); class 5: 0.058, 0.14",
@@ -39,9 +40,9 @@ def test_each_kind_of_figure_of_the_new_points_has_a_line():
         "  20 new points lie below all returns around them",
     ]
     few_below = Summary(1000, 1.5, 10, within=1.0, num_beyond=3)
-    (line,) = files.summary_lines(few_below, Path("in.laz"), 1.5)
+    (line,) = summary_lines(few_below, Path("in.laz"), 1.5)
     assert line.endswith("at most 1, 3 beyond 1.5 local spacings")
-    assert files.summary_lines(Summary(), Path("in.laz"), 8.0) == ["  no new points"]
+    assert summary_lines(Summary(), Path("in.laz"), 8.0) == ["  no new points"]
 
 
 @pytest.mark.parametrize(("suffix", "point_format"), [(".las", 7), (".laz", 7), (".las", 3)])

@@ -265,7 +265,7 @@ def test_synthetic_points_of_a_file_that_is_left_out_are_not_counted(
     # The largest x in the header: only the first part of the points lies within it.
     header[179:187] = np.array([points[150, 0]]).tobytes()
     wrong.write_bytes(header)
-    monkeypatch.setattr("pointup.cli.upsample.files.CHUNK_SIZE", 100)
+    monkeypatch.setattr("pointup.cli.upsample.reading.CHUNK_SIZE", 100)
     result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
     assert "b.las: has points outside of the extent" in result.err
     assert left_in(tmp_path / "out") == ["a.las"] and "synthetic flag" not in result.err
