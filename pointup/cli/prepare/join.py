@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from pointup.cli.prepare.new_dataset import OutputDirectory
-from pointup.cli.prepare.survey_pairs import NO_TRAINING_PAIRS, strip_remark
+from pointup.cli.prepare.survey_dataset import NO_TRAINING_PAIRS, strip_remark
 from pointup.disk import read_json
 from pointup.errors import ConfigError
 from pointup.terminal import note
