@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pointup.visualization.viewer import document
-from pointup.visualization.viewer.scenes import Layer, Scene
+from pointup.visualization.viewer.scenes import Channel, Layer, Scene
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js")
 
@@ -238,3 +238,13 @@ def test_clouds_without_a_thickness_are_drawn_and_can_be_clicked():
         found, {"plane": 3000, "line": 400, "point": 1}.items(), strict=True
     ):
         assert drawn >= least and is_picked, name
+
+
+def test_a_point_without_a_value_has_none_where_it_is_clicked():
+    values = np.array([np.nan, 7.0, 8.0, np.inf])
+    layer = Layer("a", np.eye(4, 3), {"height": Channel(values, label="h", unit="m")})
+    script = """const [cloud] = stage.clouds;
+      return Promise.all([0, 1, 2, 3].map((row) => cloud.describe(row)))"""
+    described = in_page([Scene("a", [layer])], script)
+    texts = sorted(text for ((_, text),) in described)
+    assert texts == ["7 m", "8 m", "8 m", "no value"]

@@ -267,8 +267,9 @@ def _quantise(channel: Channel, values: np.ndarray, described: dict[str, Any]) -
     if channel.kind != "scalar":
         return values.astype(np.uint8)
     low, high = described["low"], described["high"]
-    share = np.nan_to_num((values - low) / (high - low), nan=0.0, posinf=1.0, neginf=0.0)
-    return np.round(np.clip(share, 0, 1) * POSITION_STEPS).astype(np.uint16)
+    steps = np.clip((values - low) / (high - low) * POSITION_STEPS, 1, POSITION_STEPS)
+    # The lowest step stands for no value.
+    return np.round(np.nan_to_num(steps, nan=0.0)).astype(np.uint16)
 
 
 BITS = 21

@@ -129,7 +129,7 @@ class Cloud {
       if (channel.kind === "scalar") {
         const span = channel.high - channel.low;
         const value = channel.low + (values[row] / 65535) * span;
-        lines.push([channel.label, format(value, channel.unit, span)]);
+        lines.push([channel.label, values[row] ? format(value, channel.unit, span) : "no value"]);
       } else if (channel.kind === "category") {
         const found = channel.categories.find(([value]) => value === values[row]);
         const title = found && found[1] !== String(found[0]) ? `${found[0]} ${found[1]}` : values[row];

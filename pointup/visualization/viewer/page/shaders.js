@@ -5,12 +5,12 @@ const KINDS = { flat: 0, height: 1, scalar: 2, category: 3, rgb: 4 };
 
 const POINT_VERTEX = `precision highp float; precision highp int;
 in vec3 position;      // 0 to 1 within the bounding box of the octree node
-in vec4 value;         // 0 to 1: a scalar, a category / 255, or a colour
+in vec4 value;         // 0 to 1: a scalar (0: none), a category / 255, or a colour
 uniform mat4 modelMatrix, viewMatrix, projectionMatrix;
 uniform int up;
 uniform vec2 range;    // of heights, or of scalars from 0 to 1
 uniform float limit;   // largest scalar that is drawn, from 0 to 1
-uniform vec3 flatColor;
+uniform vec3 flatColor; // of points without a value, too
 uniform sampler2D table;
 uniform float size;    // of a point, in the unit of the coordinates
 uniform float zoom;    // pixels for each unit, at distance 1 in perspective
@@ -36,6 +36,7 @@ void main() {
   float share = KIND == ${KINDS.height} ? world[up] : value.x;
   float level = clamp((share - range.x) / (range.y - range.x), 0.0, 1.0);
   vec4 color = texelFetch(table, ivec2(int(level * 255.0 + 0.5), 0), 0);
+  if (KIND == ${KINDS.scalar} && value.x == 0.0) color = vec4(flatColor, 1.0);
   if (KIND == ${KINDS.scalar} && value.x > limit) color.a = 0.0;
 #endif
   shown = color.rgb;
