@@ -85,13 +85,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_fork_server() -> Iterator[None]:
-    """The first test that needs workers starts the server, with the modules that those of any test
-    need: each worker would import them again, for two seconds."""
+    """The first test that needs workers of the package starts the server, with the modules that
+    those of any test need: each worker would import them again, for two seconds."""
     real = BaseContext.set_forkserver_preload
     needed = ["pointup.datasets.batch", "pointup.datasets.meshes"]
 
     def preload(context: BaseContext, modules: list[str]) -> None:
-        real(context, [*modules, *needed])
+        real(context, modules + needed * any(name.startswith("pointup.") for name in modules))
 
     with mock.patch.object(BaseContext, "set_forkserver_preload", preload):
         yield
@@ -185,9 +185,8 @@ def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator
     )
 
 
-@pytest.fixture(scope="session")
-def pair_directory(tmp_path_factory) -> Path:
-    """A dataset of 40 + 3 small pairs, of sizes from 20 to 120 and ratios from 2 to 4."""
+def write_small_pairs(directory: Path, num_validation: int) -> Path:
+    """Write 40 + `num_validation` small pairs, of sizes from 20 to 120 and ratios from 2 to 4."""
     from pointup.datasets.pair_writer import write_pairs
 
     rng = np.random.default_rng(0)
@@ -197,9 +196,14 @@ def pair_directory(tmp_path_factory) -> Path:
             size, ratio = int(rng.integers(20, 120)), rng.uniform(2, 4)
             yield wavy_pair(f"{split}_{i}", size, ratio, rng)
 
-    directory = tmp_path_factory.mktemp("data") / "pairs"
-    write_pairs(pairs("train", 40), pairs("validation", 3), directory, info={"made_by": "tests"})
+    validation = pairs("validation", num_validation)
+    write_pairs(pairs("train", 40), validation, directory, info={"made_by": "tests"})
     return directory
+
+
+@pytest.fixture(scope="session")
+def pair_directory(tmp_path_factory) -> Path:
+    return write_small_pairs(tmp_path_factory.mktemp("data") / "pairs", num_validation=2)
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,8 @@ def local_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", hub.token)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    Thread(target=server.serve_forever, daemon=True).start()
+    # It looks for its end every 0.01 s, not every 0.5 s.
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield hub
     finally:

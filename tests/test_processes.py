@@ -56,32 +56,28 @@ def test_a_worker_that_dies_raises_an_error(monkeypatch):
         list(call_each([die, die], num_workers=2))
 
 
-OF_A_COMMAND = """
-import time
+# Workers of a command and of a training, of one server.
+WITH_WORKERS = """
+import sys, time, torch
 from functools import partial
 from pointup import processes
-processes.SECONDS_ALONE = 0.0
-list(processes.call_each([partial(time.sleep, 600)] * 2, num_workers=2))
-"""
-OF_A_TRAINING = """
-import sys, time, torch
 from pointup.datasets.batch import make_loader
 from pointup.datasets.opening import open_samples
 from pointup.datasets.pair_dataset import PairDataset
 samples = PairDataset(open_samples(sys.argv[1], "train"))
 keys = [[(0, 0)]] * 40
 batches = iter(make_loader(samples, keys, num_workers=2, device=torch.device("meta")))
-time.sleep(600)
+processes.SECONDS_ALONE = 0.0
+list(processes.call_each([partial(time.sleep, 600)] * 2, num_workers=2))
 """
 
 
-@pytest.mark.parametrize("program", [OF_A_COMMAND, OF_A_TRAINING])
-def test_workers_and_their_fork_server_end_when_their_parent_is_killed(program, pair_directory):
-    parent = subprocess.Popen([sys.executable, "-c", program, str(pair_directory)])
+def test_workers_and_their_fork_server_end_when_their_parent_is_killed(pair_directory):
+    parent = subprocess.Popen([sys.executable, "-c", WITH_WORKERS, str(pair_directory)])
     try:
         deadline = time.monotonic() + 120
-        # The program, the server with two workers, and the tracker of resources.
-        while len(pids := pids_of(parent.pid)) < 5:
+        # The program, the server with four workers, and the tracker of resources.
+        while len(pids := pids_of(parent.pid)) < 7:
             assert time.monotonic() < deadline and parent.poll() is None
             time.sleep(0.1)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from unittest import mock
@@ -60,6 +61,12 @@ def make_run(path: Path, data: Path, learning_rate: float, shares: list[float]) 
     (path / "plan.txt").write_text("device  cpu <1>\n")
     Upsampler(**SMALL).save_pretrained(path / "model")
     return path
+
+
+@pytest.fixture
+def no_charts() -> Iterator[None]:
+    with mock.patch("pointup.cli.report.page.curve_charts", return_value={}):
+        yield
 
 
 def cells_of(html: str) -> list[list[str]]:
@@ -135,7 +142,7 @@ def test_a_run_with_noise_replaces_the_points_of_noisy_samples(data, tmp_path):
         path = make_run(tmp_path / f"run {noise}", data, 0.003, [0.9])
         config = json.loads((path / "config.json").read_text())
         (path / "config.json").write_text(json.dumps(config | {"noise_spacings": noise}))
-        scene = samples_of_runs(read_runs([path]), 4).scenes[0]
+        (scene,) = samples_of_runs(read_runs([path]), 1).scenes
         number = int(scene.name.split()[-1])
         source, _, made, _ = (layer.positions for layer in scene.layers)
         is_kept[noise] = [
@@ -177,12 +184,14 @@ def test_of_one_evaluation_the_axis_has_whole_steps_only(data, tmp_path):
     assert re.findall(r"<text[^>]*>([^<]*)</text>", axis) == ["10", "step"]
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_what_stands_between_backticks_is_code_on_the_page(data, tmp_path):
     run = make_run(tmp_path / "run", data, 0.02, [0.9])
     html = report_html(read_runs([run]), None, "`a<b` is missing", "")
     assert "<p><code>a&lt;b</code> is missing</p>" in html
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_length_of_a_run_is_its_last_known_step(data, tmp_path):
     path = make_run(tmp_path / "run", data, 0.02, [])
     record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}},
@@ -198,6 +207,7 @@ def test_the_length_of_a_run_is_its_last_known_step(data, tmp_path):
     assert read_run(path, "run").last_step == 0
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_peak_memory_is_the_largest_of_the_run(data, tmp_path):
     path = make_run(tmp_path / "run", data, 0.02, [0.9])
     lines = (path / "metrics.jsonl").read_text().splitlines()[:40]
@@ -218,6 +228,7 @@ def rows_of_validation(runs: list[Path]) -> tuple[str, list[str]]:
     return note[1] if note else "", [row[0] for row in cells_of(section)[1:]]
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_unit_of_the_surveys_is_named_where_the_runs_have_the_same(data, tmp_path):
     metres = tmp_path / "scenes"
     write_pairs([pair(0)], [pair(1)], metres, info={"made_by": "tests", "recipe": 1})

@@ -1,14 +1,13 @@
 """The processes of `pointup upsample`, and the devices that they use."""
 
 import os
-import subprocess
-import sys
 from itertools import chain
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from pointup.cli.worker_group import LaunchedWorkerGroup, shared_device
 
@@ -46,15 +45,14 @@ def test_processes_share_items_evenly_and_neighbours_stay_together(number, num_p
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_tasks_of_mpirun_and_srun_are_calls_by_themselves():
-    code = """
-from pathlib import Path
-from pointup.cli.worker_group import LaunchedWorkerGroup
-print(LaunchedWorkerGroup(Path()).num_processes)
-"""
+def test_tasks_of_mpirun_and_srun_are_calls_by_themselves(tmp_path, monkeypatch):
     tasks = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMI_SIZE": "2"}
-    environment = {**os.environ, **tasks, "ACCELERATE_USE_CPU": "true"}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120
-    )
-    assert ended.stdout.split() == ["1"], ended.stderr
+    for name, value in {**tasks, "ACCELERATE_USE_CPU": "true"}.items():
+        monkeypatch.setenv(name, value)
+    # A group of two would wait for the other process.
+    monkeypatch.setattr("torch.distributed.init_process_group", None)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        assert LaunchedWorkerGroup(tmp_path).num_processes == 1
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small_pictures, wavy_pair
+from conftest import small_pictures, wavy_pair, write_small_pairs
 from matplotlib.image import imread
 from test_evaluate_command import evaluate, figures_of
 from test_evaluate_command import model as model
@@ -29,6 +29,12 @@ from pointup.evaluation.pairs import measure_to_surface, surface_metrics
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
 from pointup.io.length_unit import METRE, unit_of
+
+
+@pytest.fixture(scope="module")
+def pair_directory(tmp_path_factory) -> Path:
+    """With three pairs for validation: the worst, the median and the best one are shown."""
+    return write_small_pairs(tmp_path_factory.mktemp("data") / "pairs", num_validation=3)
 
 
 def test_pairs_have_the_figures_that_training_validates_on(pair_directory, model, tmp_path, capsys):

@@ -188,7 +188,7 @@ def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k):
 @pytest.mark.parametrize("k", [2, pytest.param(5, marks=long)])
 def test_knn_along_a_line_finds_neighbours_beyond_the_border_of_a_tile(k):
     # Along a line all tiles but those next to a block of queries are skipped.
-    pos, ptr, _, _ = ragged([(300, 0)])
+    pos, ptr, _, _ = ragged([(160, 0)])
     pos[:, 1:] = 0.0
     expect_knn((pos, ptr, pos, ptr), k, *knn(pos, ptr, k))
 

@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter doesn't compile", allow_module_level=True)
 
-FLOATS = ("fp32", "fp64")
+FLOATS = ("fp32", pytest.param("fp64", marks=pytest.mark.slow))
 # A100, H100 and H200, B200.
 ARCHITECTURES = (80, 90, 100)
 OTHERS_SLOW = [

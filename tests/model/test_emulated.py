@@ -119,7 +119,7 @@ def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("lidar", 1110),
+        pytest.param("lidar", 1110, marks=slow),
         pytest.param("shapes", 1580, marks=slow),
         pytest.param("noisy", 1580, marks=slow),
         ("forest", 1300),
@@ -170,7 +170,7 @@ def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(make_s
     model, options = as_if_trained(), UpsampleOptions(ratio=3.0)
 
     def upsampled(device: torch.device, tile: float | None = None) -> np.ndarray:
-        store = make_store(sheet(300), block_size=60)
+        store = make_store(sheet(160), block_size=60)
         return upsample_in_blocks(store, model.to(device), options, tile, 200, device)
 
     def refuse(*arguments: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_survey_of_many_blocks_is_upsampled_on_the_device_as_on_the_cpu(make_s
     monkeypatch.setattr(selection, "_pairs_in_trees", refuse)
     monkeypatch.setattr(neighbors.DeviceTree, "_on_host", property(refuse))
     made = upsampled(DEVICE)
-    assert len(made) == len(expected) == 600
+    assert len(made) == len(expected) == 320
     assert (np.linalg.norm(made - expected, axis=1) < 1e-3).mean() > 0.99
     # MKL's products, here those of the network, depend on the place of a row.
     np.testing.assert_allclose(upsampled(DEVICE, tile=8.0), made, rtol=0, atol=1e-6)

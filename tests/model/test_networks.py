@@ -153,7 +153,7 @@ def test_a_network_that_can_be_trained_is_saved_continued_and_loaded(
     file, end = module / "point_transformer.py", "    def describe"
     file.write_text(file.read_text().replace(end, f"{build[1:]}\n\n{end}"))
     changes = {
-        "eval_every": 2, "save_every": 1, "on_save_error": "end",
+        "eval_every": 3, "save_every": 1, "on_save_error": "end",
         "model": replace(SMALL, num_layers=2),
     }  # fmt: skip
     config = options(pair_directory, tmp_path / "run", network=NAME, steps=3, **changes)

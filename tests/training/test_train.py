@@ -109,11 +109,12 @@ def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
     pair_directory, tmp_path, accelerator, num_workers, stops
 ):
     changes = {
-        "save_every": 1, "token_budget": 4000, "ema_decay": 0.7,
+        "token_budget": 4000, "ema_decay": 0.7,
         "model": ModelConfig(**{**SMALL.__dict__, "dropout": 0.1}),
     }  # fmt: skip
     training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
-    parts = options(pair_directory, tmp_path / "parts", num_workers=num_workers, **changes)
+    changes |= {"num_workers": num_workers, "save_every": 1}
+    parts = options(pair_directory, tmp_path / "parts", **changes)
     for stop_after in stops:
         training.train(parts, accelerator, stop_after=stop_after)
         latest = (tmp_path / "parts" / "checkpoints" / "LATEST").read_text()
@@ -150,7 +151,7 @@ def test_a_run_whose_epochs_differ_in_length_continues_with_the_same_learning_ra
     )
     # Half of the samples in each epoch, and other ones in the next.
     half = tmp_path / "data=0.5"
-    changes = {"steps": 12, "lr_scaling": "linear", "token_budget": 620, "save_every": 1}
+    changes = {"steps": 8, "lr_scaling": "linear", "token_budget": 620, "save_every": 1}
 
     def run(name: str, *stops: int) -> list[tuple[int, float, float]]:
         config = options(half, tmp_path / name, **changes)

@@ -74,7 +74,9 @@ def test_too_many_damaged_samples_end_the_run_with_the_last_one_named(
     damaged, tmp_path, accelerator
 ):
     damage(damaged, "train", ["train_3", "train_20"])
-    config = options(damaged, tmp_path / "run", steps=20, save_every=1, max_unreadable=0.05)
+    # Seven steps are more than one epoch.
+    changes: dict[str, Any] = {"steps": 7, "token_budget": 3000, "save_every": 1}
+    config = options(damaged, tmp_path / "run", max_unreadable=0.05, **changes)
     message = r"3 of 40 training samples can't be read, more than --max-unreadable 0.05 allows"
     with pytest.raises(DataError, match=message) as error:
         training.train(config, accelerator)
@@ -87,10 +89,10 @@ def test_too_many_damaged_samples_end_the_run_with_the_last_one_named(
 def test_a_damaged_validation_sample_is_reported_and_the_others_are_evaluated(
     damaged, tmp_path, accelerator
 ):
-    damage(damaged, "validation", ["validation_2"])
+    damage(damaged, "validation", ["validation_1"])
     training.train(options(damaged, tmp_path / "run", steps=2, validation_share=9.0), accelerator)
     log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
-    assert "1 of 3 validation samples can't be measured; the first one, validation_2" in log
+    assert "1 of 2 validation samples can't be measured; the first one, validation_1" in log
     assert any("validation" in line for line in metrics_of(tmp_path / "run"))
     assert (tmp_path / "run" / "model").is_dir()
 

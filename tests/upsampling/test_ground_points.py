@@ -101,7 +101,9 @@ def test_nothing_is_made_across_a_cliff(make_store):
     assert not (np.abs(points[:, 0] - SIDE / 2 - 0.3) < 0.5).any()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_nothing_is_made_between_a_roof_and_the_ground_without_classes(seed, make_store):
     rng = np.random.default_rng(seed)
     x, y = rng.uniform(-25, 25, (2, 20000))

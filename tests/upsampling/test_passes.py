@@ -187,7 +187,7 @@ def test_oversampling_fills_holes_of_thin_shapes():
     around, across = 2 * np.pi * rng.random((2, 8000))
     off = 1 + 0.1 * np.cos(across)
     ring = np.column_stack([off * np.cos(around), off * np.sin(around), 0.1 * np.sin(across)])
-    samplings = [ring[poisson_disk_subset(ring, 250, rng)] for _ in range(6)]
+    samplings = [ring[poisson_disk_subset(ring, 250, rng)] for _ in range(3)]
 
     def hole(oversampling: float) -> float:
         holes = []
