@@ -210,6 +210,8 @@ def _dataset(source: DataSource) -> str:
         return text
     files = [file for side in ("inputs", "source", "target") for file in info.get(side, ())]
     info["files"] = list(dict.fromkeys(Path(file).name for file in files))
+    if isinstance(held_out := info.get("validation"), list):
+        info["validation"] = [Path(file).name for file in held_out]
     cells = {
         name.replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in ((name, info.get(name)) for name in DESCRIBED)

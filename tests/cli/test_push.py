@@ -140,6 +140,16 @@ def test_a_card_has_the_unit_of_the_surveys(tmp_path):
     assert "| Chamfer, m | 0.45 | 0.5 |" in card
 
 
+def test_a_card_names_the_meshes_of_its_pairs_without_their_folders(tmp_path):
+    pairs, meshes = tmp_path / "pairs", [str(tmp_path / f"{name}.off") for name in "abc"]
+    info = {"made_by": "tests", "recipe": 1, "inputs": meshes, "validation": meshes[1:]}
+    write_pairs([pair(0)], [pair(1)], pairs, info=info)
+    run = read_run(make_run(tmp_path / "run", pairs, 1e-3, [0.9]), "run")
+    card = card_of_run(run, Upsampler(**SMALL), "me/wavy", "mit", "", "")
+    assert "| validation | b.off, c.off |" in card and "| files | a.off, b.off, c.off |" in card
+    assert str(tmp_path) not in card
+
+
 def test_the_command_of_a_card_repeats_the_options_of_the_run(run):
     changed = TrainConfig(
         data=(), output_dir=Path("out"), steps=7, augment=False, crop=True, num_pictures=1,
