@@ -98,6 +98,14 @@ def test_an_evaluation_is_a_line_and_curves_beside_its_references(run):
         assert [share.value for share in shares] == [1.0, 1.0]
 
 
+def test_the_figures_of_surveys_have_curves_beside_their_references(accelerator, tmp_path):
+    of_surveys = {"model": {"canopy_rmse": 2.0}, "midpoints": {"canopy_rmse": 3.0}}
+    with recording(accelerator, tmp_path) as recorded:
+        recorded.evaluate(10, replace(RESULT, of_surveys=of_surveys))
+    for folder, value in ((tmp_path, 2.0), (tmp_path / "baselines" / "midpoint baseline", 3.0)):
+        assert events(folder).Scalars("2 validation/canopy rmse")[0].value == value
+
+
 def test_the_first_table_has_the_unit_of_the_surveys_and_says_what_its_figures_are(
     accelerator, tmp_path, capsys
 ):

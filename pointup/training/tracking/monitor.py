@@ -182,7 +182,8 @@ class Monitor:
         self.trackers.log(curves_of(figures, share), step)
         for row, label in REFERENCES.items():
             if row in rows:
-                curves = curves_of(rows[row], 1.0 if row == "midpoints" else None)
+                figures = rows[row] | result.of_surveys.get(row, {})
+                curves = curves_of(figures, 1.0 if row == "midpoints" else None)
                 self.trackers.log_beside(step, "baselines", label, curves)
         is_first, title = self.num_evaluations == 0, f"step {step:,}"
         self.print(
