@@ -65,7 +65,8 @@ def card_of_run(
     picture = f"![{caption}](validation.png)\n\n*Validation: {caption}.*" if caption else ""
     network = upsampler.own_class().get("network", "")
     facts = _facts_of_run(run, repo)
-    return _card(license, repo, picture, sections, upsampler.config.has_heights, network, **facts)
+    has_heights, denoise = upsampler.config.has_heights, bool(run.options.get("noise_spacings"))
+    return _card(license, repo, picture, sections, has_heights, network, denoise, **facts)
 
 
 def card_of_model(
@@ -137,20 +138,22 @@ def _card(
     sections: Mapping[str, str],
     has_heights: bool,
     network: str = "",
+    denoise: bool = False,
     **facts: Any,
 ) -> str:
     files = "survey.laz -o dense.laz" if has_heights else "cloud.ply -o dense.ply"
     needs = f" and the class `{network}`, which Python has to find (PYTHONPATH)" if network else ""
+    argument = ", denoise=True" if denoise else ""
     use = f"""Upsamples point clouds by any ratio with pointup{needs}:
 
 ```bash
-pointup upsample {files} --model {repo}
+pointup upsample {files} --model {repo}{" --denoise" if denoise else ""}
 ```
 
 ```python
 from pointup import upsample
 
-dense = upsample(points, ratio=4, model="{repo}")  # points: (N, 3)
+dense = upsample(points, ratio=4, model="{repo}"{argument})  # points: (N, 3)
 ```"""
     parts = [f"# {repo.split('/')[1]}", use, *([picture] if picture else [])]
     parts += [f"## {title}\n\n{text}" for title, text in sections.items()]

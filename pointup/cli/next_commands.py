@@ -84,7 +84,8 @@ def commands_after_training(config: TrainConfig) -> list[str]:
 
     Each dataset with held-out pairs is evaluated. A command is left out if its input is unknown:
     for a dataset that `pointup prepare` did not write, or a survey that no longer exists. A model
-    trained on noise is not evaluated: its validation adds noise, `evaluate pairs` does not.
+    trained on noise replaces points, as in its validation, and is not evaluated: its validation
+    adds noise, `evaluate pairs` does not.
     """
     from pointup.training.config import data_sources
 
@@ -94,7 +95,7 @@ def commands_after_training(config: TrainConfig) -> list[str]:
         return []
     surveys = _surveys_of(Path(names[0])) if len(names) == 1 else []
     upsampling = ["pointup", "upsample", *map(str, surveys), "-o", _dense_name(surveys)]
-    upsampling += ["--model", str(model)]
+    upsampling += ["--model", str(model), *(["--denoise"] if config.noise_spacings else [])]
     commands = []
     if surveys:
         ratio = _ratio_of(Path(names[0])) if config.ratio is None else config.ratio

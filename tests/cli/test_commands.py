@@ -250,6 +250,15 @@ def test_a_model_trained_on_noise_is_not_evaluated_without(tmp_path, monkeypatch
     assert command_after_upsampling("a/model") is None
 
 
+def test_a_model_trained_on_noise_replaces_points_as_in_its_validation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("scan.ply").touch()
+    info = {"made_by": "pointup 1 prepare clouds", "source": ["scan.ply"]}
+    config = replace(run_of(Path("a"), Path("p"), **info), noise_spacings=0.5)
+    command = "pointup upsample scan.ply -o scan_dense.ply --model a/model --denoise"
+    assert commands_after_training(config) == [command]
+
+
 def test_a_command_with_unknown_paths_is_not_printed(tmp_path):
     gone = run_of(tmp_path / "a", tmp_path / "p", made_by="pointup 1 prepare pairs", source=["x"])
     assert [line.split()[1] for line in commands_after_training(gone)] == ["evaluate"]

@@ -150,6 +150,15 @@ def test_a_card_names_the_meshes_of_its_pairs_without_their_folders(tmp_path):
     assert str(tmp_path) not in card
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_the_card_of_a_model_trained_on_noise_replaces_points_as_in_its_validation(run, noise):
+    options = json.loads((run / "config.json").read_text()) | {"noise_spacings": noise}
+    (run / "config.json").write_text(json.dumps(options))
+    card = card_of_run(read_run(run, "run"), Upsampler(**SMALL), "me/wavy", "mit", "", "")
+    assert ("--model me/wavy --denoise\n" in card) == bool(noise)
+    assert ('model="me/wavy", denoise=True)' in card) == bool(noise)
+
+
 def test_the_command_of_a_card_repeats_the_options_of_the_run(run):
     changed = TrainConfig(
         data=(), output_dir=Path("out"), steps=7, augment=False, crop=True, num_pictures=1,
