@@ -119,7 +119,7 @@ def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        pytest.param("lidar", 1110, marks=slow),
+        ("lidar", 1110),
         pytest.param("shapes", 1580, marks=slow),
         pytest.param("noisy", 1580, marks=slow),
         ("forest", 1300),
