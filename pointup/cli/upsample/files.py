@@ -18,6 +18,7 @@ from pointup.cli.upsample.notes import (
     notes_on_input,
     notes_on_output,
     notes_on_places,
+    notes_on_threads,
     summary_lines,
     survey_name,
 )
@@ -117,7 +118,8 @@ def upsample_survey(
                 check_size(jobs, store, options, model)
             if workers.is_main:
                 coarsest = check_outputs(jobs, store, options.has_uncertainty(model))
-                for note in notes_on_input(given, found, store, options, command.model is None):
+                notes = notes_on_input(given, found, store, options, command.model is None)
+                for note in notes + notes_on_threads(len(store), workers.device):
                     write_line(f"note: {note}")
         new_points = run_passes(
             store,
