@@ -37,7 +37,7 @@ class InFloat16(nn.Module):
 @pytest.mark.parametrize(
     "options", [pytest.param({}, marks=pytest.mark.slow), FOREST], ids=["default", "forest"]
 )
-def test_two_points_close_to_each_other_and_far_from_the_rest_have_finite_gradients(options):
+def test_neighbours_near_and_a_thousand_times_farther_away_have_finite_gradients(options):
     torch.manual_seed(0)
     model = Upsampler(**options).train()
     with torch.no_grad():
@@ -49,8 +49,12 @@ def test_two_points_close_to_each_other_and_far_from_the_rest_have_finite_gradie
             np.column_stack([10 * rng.random((n, 2)), 0.02 * rng.normal(size=n)])
             for n in (400, 1600)
         )
-        apart = np.array([[11.7, 5.0, 0.0], [11.702, 5.0, 0.0]])
-        source = np.concatenate([source, apart])
+        # On both sides, farther and farther: products of their positions exceed 65,504.
+        distance = 1.8 ** np.maximum(np.arange(20) - 4, 0)
+        side = np.array([1.0, 0.3, 0.01]) * np.where(np.arange(20) % 2, 1, -1)[:, None]
+        side += 0.05 * rng.normal(size=side.shape)
+        apart = 1.5 * side * (distance / distance[-1])[:, None]
+        source = np.concatenate([source, apart + np.array([13.0, 5.0, 0.0])])
         pos, points = (torch.tensor(cloud, dtype=torch.float32) for cloud in (source, target))
         batch = collate([Data(pos=pos, target=points, name="a", index=0)])
         model.zero_grad()
