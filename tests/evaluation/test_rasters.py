@@ -213,6 +213,14 @@ def test_evaluate_writes_rasters_of_source_prediction_and_reference(tmp_path):
         assert (inside[~known] == NO_DATA).all()
 
 
+def test_evaluate_gives_rasters_the_system_of_the_first_file_that_names_one(tmp_path):
+    words = ["evaluate", "lidar", "--rasters", str(tmp_path / "tif")]
+    for name, system in {"reference": None, "prediction": 32632}.items():
+        words += [f"--{name}", str(write_las(tmp_path / f"{name}.las", scene(), system=system))]
+    assert main(words) == 0
+    assert {r.crs.to_epsg() for r in grids(tmp_path / "tif" / "reference").values()} == {32632}
+
+
 def test_heights_have_the_unit_of_a_system_with_heights_and_densities_do_not(tmp_path):
     import pyproj
 

@@ -139,9 +139,10 @@ def evaluate(options: Lidar) -> int:
     if options.picture is not None or options.view is not None:
         show(options, rows, against, surveys, found)
     if options.rasters is not None:
+        system = next(filter(None, map(named_system, files)), None)
         shown = {name: surveys[name] for name in ("source", *METHODS) if name in surveys}
         for name, points in (shown | {"reference": against.points}).items():
-            write_rasters(options.rasters / name, [points], extent, named_system(files[0]))
+            write_rasters(options.rasters / name, [points], extent, system)
         print(f"{options.rasters}: ground, canopy and density of {', '.join(shown)}, reference")
     return 0
 
