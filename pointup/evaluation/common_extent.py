@@ -96,6 +96,14 @@ def notes_on_partial(extent: Extent, surveys: Mapping[str, np.ndarray]) -> list[
     ]
 
 
+def note_on_cells(extent: Extent, surveys: Mapping[str, np.ndarray]) -> list[str]:
+    """A note if a cell reaches beyond the area that the named surveys, (N, 3) each, cover."""
+    high = np.min([points[:, :2].max(axis=0) for points in surveys.values()], axis=0)
+    if (extent.bounds.high - high <= 0.02 * extent.cell).all():
+        return []
+    return ["note: a cell is wider than the common ground, densities are too low; lower --cell"]
+
+
 def common_extent(surveys: Mapping[str, np.ndarray], cell: float = 1.0) -> Extent:
     """The cells that all of the named surveys, (N, 3) each, cover.
 

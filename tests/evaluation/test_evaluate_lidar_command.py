@@ -92,6 +92,15 @@ def test_a_prediction_or_a_second_survey_of_a_part_of_the_area_is_named(surveys,
         assert "of the common extent, and" not in capsys.readouterr().out
 
 
+def test_cells_wider_than_the_common_ground_are_named(surveys, capsys):
+    given = ["--reference", surveys / "dense.xyz", "--prediction", surveys / "half.xyz"]
+    width = min(np.ptp(np.loadtxt(surveys / "half.xyz")[:, :2], axis=0))
+    for cell in (1.1 * width, 0.9 * width):
+        assert not evaluate("lidar", *given, "--cell", cell)
+        is_named = "wider than the common ground, densities are too low" in capsys.readouterr().out
+        assert is_named == (cell > width)
+
+
 def test_baselines_cover_the_source_at_the_ratio_of_a_prediction_of_a_part(surveys):
     counts = {}
     for name in ("half", "dense"):

@@ -17,6 +17,7 @@ from pointup.evaluation.common_extent import (
     Extent,
     common_extent,
     find_ground,
+    note_on_cells,
     notes_on_heights,
     notes_on_partial,
 )
@@ -96,7 +97,9 @@ def evaluate(options: Lidar) -> int:
     sides = {} if source is None else {"source": source.positions}
     sides["reference"] = reference.positions
     clouds = {**sides, **surveys}
-    extent = common_extent(clouds if source is None else sides, unit.of_metres(options.cell))
+    compared = clouds if source is None else sides
+    extent = common_extent(compared, unit.of_metres(options.cell))
+    notes += note_on_cells(extent, compared)
     notes += [f"note: {text}" for text in notes_on_systems(files)]
     notes += notes_on_partial(extent, beside)
     ratio = None
