@@ -43,9 +43,11 @@ def written_whole(
     directory replaces only an empty directory, see `replace_directory`; others raise OSError. After
     an error or interrupt nothing is left. What a killed process leaves is deleted by the next call
     if `is_sole_writer`, for paths that no two processes write at a time. With `flushed`, content
-    and name are on the disk when the block has ended. Raises FileError for a loop of links.
+    and name are on the disk when the block has ended. Raises FileError for a loop of links, and for
+    a device such as /dev/null, which a user root would replace for all programs.
     """
     path = resolve_symlink(path)
+    _check_no_device(path)
     # Unique on all hosts: locks may not work on a network file system.
     unique = "" if is_sole_writer else f".{uuid4().hex[:8]}"
     part = path.with_name(f".{short_name(path)}{unique}.part")
@@ -60,6 +62,11 @@ def written_whole(
             flush_to_disk(path.parent)
     finally:
         remove(part)
+
+
+def _check_no_device(path: Path) -> None:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FileError(f"{path}: is a device or a pipe; name a file")
 
 
 def short_name(path: Path) -> str:
@@ -130,6 +137,7 @@ def check_output_file(path: Path) -> None:
     """Raise FileError for a path that no file can be written to. Call it before the work."""
     if path.is_dir():
         raise FileError(f"{path}: is a folder; name a file in it")
+    _check_no_device(path)
     folder = resolve_symlink(path).parent
     if not folder.exists():
         raise FileError(f"{path}: there is no folder {folder}; make it")

@@ -15,6 +15,7 @@ import pytest
 from pointup.disk import (
     UNFINISHED,
     acquire_lock,
+    check_output_file,
     checksum,
     read_json,
     replace_directory,
@@ -35,6 +36,15 @@ def test_a_file_appears_when_it_is_complete_and_replaces_the_old_one(tmp_path):
             assert UNFINISHED.fullmatch(part.name)[1] == path.name  # type: ignore[index]
         assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
+    path = tmp_path / "null"
+    os.mkfifo(path)
+    for write in (check_output_file, lambda path: write_text(path, "a")):
+        with pytest.raises(FileError, match="null: is a device or a pipe; name a file"):
+            write(path)
+    assert path.is_fifo()
 
 
 @pytest.mark.parametrize("is_directory", [False, True])
