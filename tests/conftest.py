@@ -128,6 +128,14 @@ def calibrated_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Tests make the same model with the same weights, so that `calibrated_once` knows them."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @contextmanager
 def small_pictures() -> Iterator[None]:
     """Panels of 240 pixels, for pictures that nobody looks at."""
