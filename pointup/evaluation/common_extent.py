@@ -99,6 +99,7 @@ def notes_on_partial(extent: Extent, surveys: Mapping[str, np.ndarray]) -> list[
 def note_on_cells(extent: Extent, surveys: Mapping[str, np.ndarray]) -> list[str]:
     """A note if a cell reaches beyond the area that the named surveys, (N, 3) each, cover."""
     high = np.min([points[:, :2].max(axis=0) for points in surveys.values()], axis=0)
+    # `common_extent` has whole cells, up to rounding; a narrow ground gets a single wider one.
     if (extent.bounds.high - high <= 0.02 * extent.cell).all():
         return []
     return ["note: a cell is wider than the common ground, densities are too low; lower --cell"]
