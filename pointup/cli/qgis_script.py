@@ -5,6 +5,7 @@ In QGIS, Processing Toolbox > Scripts > Add Script to Toolbox, choose this file.
 its own Python environment; the script calls its program.
 """
 
+import json
 import os
 import queue
 import re
@@ -18,7 +19,6 @@ from qgis.core import (
     QgsProcessingAlgorithm,
     QgsProcessingContext,
     QgsProcessingException,
-    QgsProcessingOutputFolder,
     QgsProcessingParameterFile,
     QgsProcessingParameterFolderDestination,
     QgsProcessingParameterNumber,
@@ -77,7 +77,6 @@ class UpsamplePoints(QgsProcessingAlgorithm):
             QgsProcessingParameterFolderDestination("OUTPUT", "Folder of the upsampled files"),
         ):
             self.addParameter(parameter)
-        self.addOutput(QgsProcessingOutputFolder("OUTPUT", "Folder of the upsampled files"))
 
     def processAlgorithm(self, parameters, context, feedback):
         named = [self.parameterAsString(parameters, name, context) for name in ("INPUT", "FOLDER")]
@@ -97,17 +96,29 @@ class UpsamplePoints(QgsProcessingAlgorithm):
         if classes := self.parameterAsString(parameters, "CLASSES", context):
             command += ["--classes", ",".join(classes.replace(",", " ").split())]
         feedback.pushInfo(" ".join(command))
-        run(command, feedback)
-        # QGIS 3.32 and newer show the list of the files as one layer.
-        if not any(load(path, context, feedback, "vpc") for path in output.glob("*.vpc")):
-            for path in sorted(output.rglob("*")):
-                if path.suffix.lower() in (".las", ".laz"):
-                    load(path, context, feedback, "pdal")
+        lines = run(command, feedback)
+        # The folder can have files of earlier runs, too; messages name a file of this one, or the
+        # list of several.
+        named = {Path(line[line.rfind(f": {output}") + 2 :]) for line in lines}
+        for line in lines:
+            path, is_list, _ = line.partition(": a virtual point cloud of ")
+            # QGIS 3.32 and newer show the list as one layer.
+            if is_list and load(Path(path), context, feedback, "vpc"):
+                return {"OUTPUT": str(output)}
+            if is_list:
+                items = json.loads(Path(path).read_text(encoding="utf-8"))["features"]
+                named = {output / item["assets"]["data"]["href"] for item in items}
+        for path in sorted(output.rglob("*")):
+            if path.suffix.lower() in (".las", ".laz") and path in named:
+                load(path, context, feedback, "pdal")
         return {"OUTPUT": str(output)}
 
 
 def run(command, feedback):
-    """Run the program; its progress and its messages reach QGIS, and Cancel ends it."""
+    """Run the program; its progress and its messages reach QGIS, and Cancel ends it.
+
+    Returns the messages.
+    """
     # QGIS sets these for its own Python.
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONPATH")}
     try:
@@ -125,24 +136,25 @@ def run(command, feedback):
     lines = queue.Queue()
     reader = threading.Thread(target=lambda: [lines.put(line) for line in process.stdout])
     reader.start()
-    last = ""
+    seen = [""]
     while reader.is_alive() or not lines.empty():
         if feedback.isCanceled():
             process.terminate()
             break
         try:
-            last = lines.get(timeout=0.2).rstrip()
+            seen.append(lines.get(timeout=0.2).rstrip())
         except queue.Empty:
             continue
-        feedback.pushInfo(last)
-        if found := PROGRESS.search(last):
+        feedback.pushInfo(seen[-1])
+        if found := PROGRESS.search(seen[-1]):
             done, total = (int(number.replace(",", "")) for number in found.groups())
             feedback.setProgress(100 * done / max(total, 1))
     status = process.wait()
     reader.join()
     process.stdout.close()
     if status and not feedback.isCanceled():
-        raise QgsProcessingException(last or f"pointup ended with status {status}")
+        raise QgsProcessingException(seen[-1] or f"pointup ended with status {status}")
+    return seen
 
 
 def load(path, context, feedback, provider):

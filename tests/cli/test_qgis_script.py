@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import shutil
@@ -76,9 +77,16 @@ def test_cancel_ends_the_program(script, tmp_path):
 def test_the_list_of_the_files_is_loaded_or_each_file_where_qgis_cannot_read_it(
     readable, script, tmp_path, monkeypatch
 ):
-    for name in ("out.vpc", "a.laz", "sub/b.laz", "note.txt"):
+    # The folder has other files and an older list, which are not of this run.
+    for name in ("old.vpc", "old.laz", "out.vpc", "a.laz", "sub/b.laz", "note.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    items = [{"assets": {"data": {"href": href}}} for href in ("./a.laz", "./sub/b.laz")]
+    (tmp_path / "out.vpc").write_text(json.dumps({"features": items}), encoding="utf-8")
+    messages = [
+        f"in/a.laz: already written, skipped: {tmp_path / 'a.laz'}",
+        f"{tmp_path / 'out.vpc'}: a virtual point cloud of 2 files",
+    ]
     loaded = []
 
     def load(path: Path, *rest: object) -> bool:
@@ -87,12 +95,15 @@ def test_the_list_of_the_files_is_loaded_or_each_file_where_qgis_cannot_read_it(
         return path.suffix in readable
 
     algorithm = algorithm_of(script)
-    monkeypatch.setitem(algorithm.processAlgorithm.__globals__, "run", lambda *_: None)
+    monkeypatch.setitem(algorithm.processAlgorithm.__globals__, "run", lambda *_: messages)
     monkeypatch.setitem(algorithm.processAlgorithm.__globals__, "load", load)
     given = MagicMock()
     given.parameterAsString = lambda _, name, __: "" if name == "INPUT" else str(tmp_path)
     algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
     assert loaded == (["out.vpc"] if ".vpc" in readable else ["a.laz", "b.laz"] if readable else [])
+    del messages[1], loaded[:]
+    algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
+    assert loaded == (["a.laz"] if ".laz" in readable else [])
 
 
 @pytest.mark.parametrize("classes", ["2 5", "2,5", "2, 5"])
@@ -100,7 +111,7 @@ def test_classes_may_be_written_with_commas_and_blanks(classes, script, tmp_path
     commands: list[list[str]] = []
     algorithm = algorithm_of(script)
     names = algorithm.processAlgorithm.__globals__
-    monkeypatch.setitem(names, "run", lambda command, _: commands.append(command))
+    monkeypatch.setitem(names, "run", lambda command, _: commands.append(command) or [])
     values = {"INPUT": "a.laz", "OUTPUT": str(tmp_path), "PROGRAM": "pointup", "CLASSES": classes}
     given = MagicMock()
     given.parameterAsString = lambda _, name, __: values.get(name, "")
