@@ -15,6 +15,7 @@ from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
     COLOURS,
+    LARGEST_8_BIT,
     PointCloud,
     PointWriter,
     as_positions,
@@ -104,10 +105,12 @@ def read_pts(path: Path) -> PointCloud:
 class PtsWriter(FixedColumnWriter):
     """Writes the number of points, then rows of x, y, z, and of intensity and colours if present.
 
-    Each number has enough digits to be read back exactly.
+    Each number has enough digits to be read back exactly. 16-bit colours, as of LAS, get 8 bits:
+    CloudCompare takes the lower byte of larger ones.
     """
 
     supported = ("intensity", *COLOURS)
+    _factor = 1
 
     def _begin(self) -> None:
         if not set(COLOURS) <= set(self.columns):
@@ -117,6 +120,10 @@ class PtsWriter(FixedColumnWriter):
     def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         coordinates = dict(zip("xyz", positions.T, strict=True))
         columns = {k: v.astype(storable(v.dtype)) for k, v in columns.items()}
+        wide = {k: v for k, v in columns.items() if k in COLOURS and v.dtype == np.uint16}
+        if any(values.max(initial=0) > LARGEST_8_BIT for values in wide.values()):
+            self._factor = LARGEST_8_BIT + 1
+        columns |= {name: values // self._factor for name, values in wide.items()}
         write_rows(self._stream, coordinates | columns, " ")
 
     def _write_header(self) -> None:
