@@ -36,20 +36,16 @@ def read_e57(path: Path) -> PointCloud:
     """
     check_pye57(path)
     positions, columns = [], []
-    with library_errors(path, "not a whole E57 file: {}"), os_errors(path, "read"):
-        import pye57
-
-        with pye57.E57(str(path)) as file:
-            counts = [file.get_header(i).point_count for i in range(file.scan_count)]
-            check_expansion(path, BYTES_PER_POINT * sum(counts))
-            for i in range(file.scan_count):
-                if not counts[i]:
-                    continue
-                scan = file.read_scan(i, intensity=True, colors=True, ignore_missing_fields=True)
-                positions.append(np.column_stack([scan[name] for name in AXES.values()]))
-                columns.append(
-                    {ATTRIBUTES[name]: scan[name] for name in ATTRIBUTES if name in scan}
-                )
+    message = "not a whole E57 file: {}"
+    with library_errors(path, message), os_errors(path, "read"), _open(path) as file:
+        counts = [file.get_header(i).point_count for i in range(file.scan_count)]
+        check_expansion(path, BYTES_PER_POINT * sum(counts))
+        for i in range(file.scan_count):
+            if not counts[i]:
+                continue
+            scan = file.read_scan(i, intensity=True, colors=True, ignore_missing_fields=True)
+            positions.append(np.column_stack([scan[name] for name in AXES.values()]))
+            columns.append({ATTRIBUTES[name]: scan[name] for name in ATTRIBUTES if name in scan})
     joined = np.concatenate(positions) if positions else np.empty((0, 3))
     common = [
         name for name in ATTRIBUTES.values() if columns and all(name in scan for scan in columns)
@@ -57,7 +53,25 @@ def read_e57(path: Path) -> PointCloud:
     if left_out := {name for scan in columns for name in scan} - set(common):
         warn_once(f"{path}: not all scans have {', '.join(sorted(left_out))}; left out")
     attributes = {name: np.concatenate([scan[name] for scan in columns]) for name in common}
+    colours = {name: attributes[name] for name in COLOURS if name in common}
+    if all(values.max(initial=0) < 256 for values in colours.values()):
+        attributes |= {name: values.astype(np.uint8) for name, values in colours.items()}
     return PointCloud(joined, attributes, None, path)
+
+
+def _open(path: Path) -> Any:
+    """The file, with colours of up to 16 bits; pye57 refuses those above 255."""
+    import pye57
+
+    class WideColours(pye57.E57):
+        def make_buffer(self, field_name: str, capacity: int, *options: bool, **kept: bool) -> Any:
+            if not field_name.startswith("color"):
+                return super().make_buffer(field_name, capacity, *options, **kept)
+            values = np.empty(capacity, np.uint16)
+            image = self.image_file, field_name, values, capacity, True, True
+            return values, pye57.libe57.SourceDestBuffer(*image)
+
+    return WideColours(str(path))
 
 
 class E57Writer(FixedColumnWriter):

@@ -307,6 +307,33 @@ def test_scans_of_an_e57_are_merged_by_their_poses(tmp_path):
     assert np.allclose(cloud.positions[15:], moved, atol=1e-6)
 
 
+def test_colours_of_an_e57_may_have_16_bits(tmp_path):
+    pye57 = pytest.importorskip("pye57", reason=READERS)
+    libe57 = pye57.libe57
+    cloud = scanned(5)
+    fields = {f"cartesian{axis}": cloud.positions[:, i].copy() for i, axis in enumerate("XYZ")}
+    wide = {name: cloud.attributes[name].astype(np.uint16) * 257 for name in COLOURS}
+    fields |= {f"color{name.title()}": values for name, values in wide.items()}
+    with pye57.E57(str(tmp_path / "a.e57"), mode="w") as file:
+        image = file.image_file
+        scan, point = libe57.StructureNode(image), libe57.StructureNode(image)
+        scan.set("guid", libe57.StringNode(image, "{a}"))
+        buffers = libe57.VectorSourceDestBuffer()
+        for name, values in fields.items():
+            is_colour = values.dtype == np.uint16
+            double = libe57.E57_DOUBLE, -1e9, 1e9
+            node = libe57.IntegerNode if is_colour else libe57.FloatNode
+            point.set(name, node(image, 0, *((0, 65535) if is_colour else double)))
+            buffers.append(libe57.SourceDestBuffer(image, name, values, len(values), True, True))
+        points = libe57.CompressedVectorNode(image, point, libe57.VectorNode(image, True))
+        scan.set("points", points)
+        file.data3d.append(scan)
+        writer = points.writer(buffers)
+        writer.write(5)
+        writer.close()
+    assert_holds(read_points(tmp_path / "a.e57"), cloud.positions, **wide)
+
+
 def test_e57_keeps_map_coordinates_exactly(tmp_path):
     pytest.importorskip("pye57", reason=READERS)
     positions = np.random.default_rng(0).random((7, 3)) * 1000 + [4e5, 5.1e6, 100]
