@@ -66,6 +66,13 @@ def test_progress_and_messages_reach_qgis_and_a_failure_is_told(script):
         script["run"](["/no/pointup"], feedback)
 
 
+def test_names_of_files_are_read_in_any_encoding_of_the_system(script, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    feedback = Feedback()
+    script["run"]([sys.executable, "-c", "print('größer.laz')"], feedback)
+    assert feedback.messages == ["größer.laz"]
+
+
 def test_cancel_ends_the_program(script, tmp_path):
     late = tmp_path / "late"
     program = f"import time; {LINES} time.sleep(30); open({str(late)!r}, 'w')"
