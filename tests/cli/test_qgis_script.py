@@ -148,6 +148,7 @@ def test_qgis_upsamples_a_folder(tmp_path):
     inputs = {"FOLDER": tmp_path / "tiles", "RATIO": 2, "PROGRAM": program}
     words = [f"{name}={value}" for name, value in inputs.items()]
     own = {"QGIS_CUSTOM_CONFIG_PATH": str(tmp_path), "QT_QPA_PLATFORM": "offscreen"}
+    own["PATH"] = os.defpath  # QGIS takes the first Python, not that of an active environment.
     ran = subprocess.run(
         [QGIS, "run", "script:upsample", "--", *words, f"OUTPUT={tmp_path / 'dense'}"],
         env=os.environ | own,
