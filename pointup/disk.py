@@ -127,10 +127,12 @@ def resolve_symlink(path: Path) -> Path:
     if not path.is_symlink():
         return path
     try:
-        return path.resolve()
-    # Python 3.11 and 3.12 raise RuntimeError for a loop.
-    except (OSError, RuntimeError):
-        raise FileError(f"{path}: a symbolic link that leads nowhere; remove it") from None
+        target = path.resolve()
+    except (OSError, RuntimeError):  # RuntimeError in Python 3.11 and 3.12 for a loop.
+        target = path
+    if target.is_symlink():
+        raise FileError(f"{path}: a symbolic link that leads nowhere; remove it")
+    return target
 
 
 def check_output_file(path: Path) -> None:

@@ -94,8 +94,10 @@ def surface_path(dataset: str | Path, name: str) -> Path:
     folder = Path(dataset) / "surfaces"
     path = folder / name
     try:
-        is_inside = path.resolve().is_relative_to(folder.resolve())
-    # ValueError for a null byte; RuntimeError in Python 3.11 and 3.12 for a loop of links.
+        resolved = path.resolve()
+        # From Python 3.13 on a loop of links resolves to a link; before, it raises RuntimeError.
+        is_inside = resolved.is_relative_to(folder.resolve()) and not resolved.is_symlink()
+    # ValueError for a null byte.
     except (OSError, ValueError, RuntimeError):
         is_inside = False
     if not is_inside:
