@@ -69,9 +69,10 @@ def save_checkpoint(
                 "scaler": scaler.state_dict() if scaler is not None else None,
                 "average": average,
             }
-            # In memory first: torch's own error for a full disk does not say that it is full.
+            # In memory first: torch's own error for a full disk does not say that it is full. No
+            # getbuffer(): after such an error Python 3.12 crashes as it collects its view.
             torch.save(states, packed := io.BytesIO())
-            (part / "optimizer.pt").write_bytes(packed.getbuffer())
+            (part / "optimizer.pt").write_bytes(packed.getvalue())
             (part / "state.json").write_text(with_checksums(state, part))
             remove(final)
         _write(directory / LATEST, final.name)
