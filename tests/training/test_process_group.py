@@ -136,4 +136,5 @@ print([thread for thread in Path("/proc/self/task").glob("*/comm") if "gloo" in 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc lists the threads")
 def test_a_process_that_left_the_group_has_no_thread_of_it():
     command = [sys.executable, "-c", _LEAVE_THE_GROUP]
-    assert subprocess.run(command, capture_output=True).stdout.split() == [b"[]"]
+    # gloo of torch 2.10 prints a line there.
+    assert subprocess.run(command, capture_output=True).stdout.splitlines()[-1] == b"[]"
