@@ -121,7 +121,7 @@ def run(command, feedback):
     """
     # QGIS sets these for its own Python.
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONPATH")}
-    environment["PYTHONIOENCODING"] = "utf-8"  # Windows has another one.
+    environment["PYTHONIOENCODING"] = "utf-8"  # Windows has another encoding.
     try:
         process = subprocess.Popen(
             command,

@@ -86,6 +86,8 @@ class PointWriter(ABC):
     not fit the file.
     """
 
+    _factor = 1
+
     def __init__(
         self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
     ) -> None:
@@ -159,6 +161,13 @@ class PointWriter(ABC):
             for name, dtype in types.items()
         }
 
+    def _in_8_bits(self, colours: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """16-bit colours, as of LAS, as 8-bit ones. Up to the first chunk with a colour above 255
+        they are taken for 8-bit ones already, as some programs write into LAS."""
+        if any(values.max() > LARGEST_8_BIT for values in colours.values()):
+            self._factor = LARGEST_8_BIT + 1
+        return {name: values // self._factor for name, values in colours.items()}
+
     def _write_header(self) -> None:  # noqa: B027
         """Write what is before the points to `_stream`, if the format has such a header.
 
@@ -186,7 +195,6 @@ class ColumnWriter(PointWriter):
     """
 
     _narrowed: tuple[str, ...] = ()
-    _factor = 1
 
     def _lay_out(self, like: PointCloud) -> None:
         check_names(like.attributes, self.path)
@@ -197,17 +205,11 @@ class ColumnWriter(PointWriter):
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         flat = dict(zip("xyz", positions.T, strict=True)) | flatten_attributes(attributes)
-        colours = {name: flat[name] for name in self._narrowed if name in flat}
-        if any(values.max() > LARGEST_8_BIT for values in colours.values()):
-            self._factor = LARGEST_8_BIT + 1
-        flat |= {name: values // self._factor for name, values in colours.items()}
+        flat |= self._in_8_bits({name: flat[name] for name in self._narrowed if name in flat})
         self._append_columns(self._cast(flat, self.columns))
 
     def _narrow_colours(self) -> None:
-        """Store 16-bit colours, as of LAS, with 8 bits: readers of the format know no others.
-
-        Colours that are all at most 255 are 8-bit ones already, as some programs write into LAS.
-        """
+        """Store 16-bit colours with 8 bits: readers of the format know no others."""
         self._narrowed = tuple(n for n in COLOURS if self.columns.get(n) == np.uint16)
         self.columns |= dict.fromkeys(self._narrowed, np.dtype(np.uint8))
 

@@ -15,7 +15,6 @@ from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
     COLOURS,
-    LARGEST_8_BIT,
     PointCloud,
     PointWriter,
     as_positions,
@@ -110,7 +109,6 @@ class PtsWriter(FixedColumnWriter):
     """
 
     supported = ("intensity", *COLOURS)
-    _factor = 1
 
     def _begin(self) -> None:
         if not set(COLOURS) <= set(self.columns):
@@ -121,9 +119,7 @@ class PtsWriter(FixedColumnWriter):
         coordinates = dict(zip("xyz", positions.T, strict=True))
         columns = {k: v.astype(storable(v.dtype)) for k, v in columns.items()}
         wide = {k: v for k, v in columns.items() if k in COLOURS and v.dtype == np.uint16}
-        if any(values.max(initial=0) > LARGEST_8_BIT for values in wide.values()):
-            self._factor = LARGEST_8_BIT + 1
-        columns |= {name: values // self._factor for name, values in wide.items()}
+        columns |= self._in_8_bits(wide)
         write_rows(self._stream, coordinates | columns, " ")
 
     def _write_header(self) -> None:
