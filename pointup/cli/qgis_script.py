@@ -83,9 +83,8 @@ class UpsamplePoints(QgsProcessingAlgorithm):
         if len(sources := [name for name in named if name]) != 1:
             raise QgsProcessingException("Choose either a point cloud or a folder of tiles.")
         output = Path(self.parameterAsString(parameters, "OUTPUT", context))
-        output.mkdir(parents=True, exist_ok=True)
         command = [self.parameterAsString(parameters, "PROGRAM", context), "upsample", *sources]
-        command += ["-o", str(output)]
+        command += ["-o", f"{output}{os.sep}"]
         if model := self.parameterAsString(parameters, "MODEL", context):
             command += ["--model", model]
         if parameters.get("DENSITY") is not None:
@@ -117,7 +116,7 @@ class UpsamplePoints(QgsProcessingAlgorithm):
 def run(command, feedback):
     """Run the program; its progress and its messages reach QGIS, and Cancel ends it.
 
-    Returns the messages.
+    Returns the messages. A failure is an error only if no file was written: others are loaded.
     """
     # QGIS sets these for its own Python.
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONPATH")}
@@ -154,7 +153,10 @@ def run(command, feedback):
     reader.join()
     process.stdout.close()
     if status and not feedback.isCanceled():
-        raise QgsProcessingException(seen[-1] or f"pointup ended with status {status}")
+        message = seen[-1] or f"pointup ended with status {status}"
+        if not any(re.search(r"[1-9][\d,]* (files? written|skipped),", line) for line in seen):
+            raise QgsProcessingException(message)
+        feedback.reportError(message)
     return seen
 
 

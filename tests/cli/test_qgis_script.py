@@ -27,12 +27,16 @@ LINES = "print('a.laz: upsampling: 1,000 of 4,000 points, 00:35 left', flush=Tru
 class Feedback:
     def __init__(self, cancels: bool = False) -> None:
         self.cancels, self.shown, self.messages = cancels, list[float](), list[str]()
+        self.errors = list[str]()
 
     def isCanceled(self) -> bool:
         return self.cancels and bool(self.shown)
 
     def pushInfo(self, message: str) -> None:
         self.messages.append(message)
+
+    def reportError(self, message: str) -> None:
+        self.errors.append(message)
 
     def setProgress(self, percent: float) -> None:
         self.shown.append(percent)
@@ -64,6 +68,35 @@ def test_progress_and_messages_reach_qgis_and_a_failure_is_told(script):
         script["run"](fails, feedback)
     with pytest.raises(script["QgsProcessingException"], match="Set Program to its path"):
         script["run"](["/no/pointup"], feedback)
+
+
+@pytest.mark.parametrize(
+    ("summary", "is_fatal"),
+    [
+        ("0 files written, 1 error: from 0 to 0 points, 0.1 s", True),
+        ("1 file written, 1 error: from 300 to 600 points, 0.1 s", False),
+        ("0 files written, 12 skipped, which were already written, 1 error, 0.1 s", False),
+    ],
+)
+def test_files_are_loaded_although_another_one_failed(summary, is_fatal, script):
+    program = [sys.executable, "-c", f"import sys; print('{summary}'); sys.exit('b.laz: is empty')"]
+    if is_fatal:
+        with pytest.raises(script["QgsProcessingException"], match=r"b\.laz: is empty"):
+            script["run"](program, feedback := Feedback())
+        return
+    # What the program prints and its error come in any order.
+    assert summary in script["run"](program, feedback := Feedback())
+    assert len(feedback.errors) == 1
+
+
+def test_a_wrong_input_leaves_no_folder(script, tmp_path):
+    algorithm = algorithm_of(script)
+    values = {"INPUT": "no.laz", "OUTPUT": str(tmp_path / "new"), "PROGRAM": sys.executable}
+    given = MagicMock()
+    given.parameterAsString = lambda _, name, __: values.get(name, "")
+    with pytest.raises(script["QgsProcessingException"]):
+        algorithm.processAlgorithm(given, {}, MagicMock(), Feedback())
+    assert not (tmp_path / "new").exists()
 
 
 def test_names_of_files_are_read_in_any_encoding_of_the_system(script, monkeypatch):
