@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -431,10 +430,9 @@ def _name_and_weight(text: str) -> tuple[str, float]:
     if not found or not name or Path(text).is_dir():
         return text, 1.0
     try:
-        weight = float(number)
+        return name, float(number)
     except ValueError:
         return text, 1.0
-    return name, weight if math.isfinite(weight) else 0.0
 
 
 def _labels(names: Sequence[str]) -> list[str]:

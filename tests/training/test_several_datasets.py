@@ -156,6 +156,8 @@ def test_a_dataset_is_named_with_or_without_a_weight(two, tmp_path):
         (("a=0",), "greater than 0"),
         (("a=-1",), "greater than 0"),
         (("a=nan",), "greater than 0"),
+        (("a=nan",), "a=nan: "),
+        (("a=inf",), "a=inf: the weight must be greater than 0 and at most 10000"),
         (("a", "./a=2"), "given twice"),
     ],
 )
