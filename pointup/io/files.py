@@ -30,7 +30,7 @@ from pointup.io.numpy_files import NpyWriter, NpzWriter, read_npy, read_npz
 from pointup.io.pcd import PcdWriter, read_pcd
 from pointup.io.ply import PlyWriter, read_ply
 from pointup.io.pts import PtsWriter, SweepWriter, read_pts, read_sweep
-from pointup.io.text_tables import TextWriter, read_text
+from pointup.io.text_tables import COLUMNS_OF, TextWriter, read_text
 
 __all__ = [
     "ExtraDimension",
@@ -49,7 +49,7 @@ __all__ = [
     "write_points",
 ]
 
-TEXT_EXTENSIONS = (".xyz", ".txt", ".csv", ".asc")
+TEXT_EXTENSIONS = (".xyz", ".txt", ".csv", ".asc", *COLUMNS_OF)
 FORMATS: dict[str, tuple[Callable[[Path], PointCloud], type[PointWriter]]] = {
     ".ply": (read_ply, PlyWriter),
     ".pcd": (read_pcd, PcdWriter),
@@ -60,8 +60,8 @@ FORMATS: dict[str, tuple[Callable[[Path], PointCloud], type[PointWriter]]] = {
     ".npy": (read_npy, NpyWriter),
     ".npz": (read_npz, NpzWriter),
 }
-writable_extensions = (*LAS_EXTENSIONS, *FORMATS)
-point_extensions = (*writable_extensions, ".obj")
+writable_extensions = (*LAS_EXTENSIONS, *(name for name in FORMATS if name not in COLUMNS_OF))
+point_extensions = (*LAS_EXTENSIONS, *FORMATS, ".obj")
 mesh_extensions = (".off", ".obj", ".stl", ".ply")
 SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
 """Of files that laser scanners on the ground, on cars and in the air are read out to."""
@@ -76,9 +76,9 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
 
     `attributes=False` reads only the coordinates, which saves time and memory for LAS and LAZ. The
     formats are LAS, LAZ, COPC (as LAZ), PLY and OBJ (vertices), PCD, E57 (with pye57), PTS, KITTI
-    BIN, XYZ, TXT, CSV, ASC, NPY and NPZ. Raises FileError for a file that is missing, damaged, of
-    an unknown format or without points. Points of other formats than LAS whose coordinates are not
-    finite are left out, with a note.
+    BIN, XYZ, XYZN, XYZRGB, TXT, CSV, ASC, NPY and NPZ. Raises FileError for a file that is missing,
+    damaged, of an unknown format or without points. Points of other formats than LAS whose
+    coordinates are not finite are left out, with a note.
     """
     path = check_readable(path)
     suffix = path.suffix.lower()

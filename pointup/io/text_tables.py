@@ -47,6 +47,8 @@ class TextHeader:
 
 # Names of columns that surveyors give.
 _AXES = {"easting": "x", "northing": "y", "elevation": "z"}
+# Columns of files without names, by their extension: Open3D and benchmarks of shapes write them.
+COLUMNS_OF = {".xyzn": ("nx", "ny", "nz"), ".xyzrgb": ("red", "green", "blue")}
 # What R writes for a missing value.
 _MISSING = "NA"
 _MISSING_IN_BYTES = re.compile(rb"(?<![^ \t,;])NA(?![^ \t\r\n,;])")
@@ -61,10 +63,10 @@ def read_text(path: Path) -> PointCloud:
     Delimiters are commas, semicolons, tabs or blanks. Column names come from a first line without
     numbers, or from the comment above the first row if it has a name for each column, including x,
     y and z, or easting, northing and elevation. Without names, the first three columns are x, y, z
-    and the others `column_4`, `column_5`, ... Columns of integers are int64, above it uint64,
-    others float64. Named columns of words are left out with a warning. # and // begin a comment.
-    With semicolons as delimiters, the decimal mark may be a comma. A delimiter at the end of the
-    rows adds no column. A line before the first row may have the number of rows.
+    and the others `column_4`, `column_5`, ..., or as in `COLUMNS_OF`. Columns of integers are
+    int64, above it uint64, others float64. Named columns of words are left out with a warning.
+    # and // begin a comment. With semicolons as delimiters, the decimal mark may be a comma. A
+    delimiter at the end of the rows adds no column. A line before them may have their number.
     """
     text = read_bytes(path)
     header, start, number = _read_layout(path, text)
@@ -190,7 +192,8 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int, str]:
         if len(names) == len(fields) and set("xyz") <= set(column_names(names)):
             titles, texts = _checked_names(path, names, fields, delimiter)
             return TextHeader(delimiter, "comment", titles, mark, texts=texts), start, number
-    titles = _with_default_names(["x", "y", "z", *[""] * (len(fields) - 3)])
+    known = COLUMNS_OF.get(path.suffix.lower()) if len(fields) == 6 else None
+    titles = _with_default_names([*"xyz", *(known or [""] * (len(fields) - 3))])
     return TextHeader(delimiter, "nowhere", titles), start, number
 
 

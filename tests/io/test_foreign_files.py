@@ -76,6 +76,22 @@ def test_tables_of_r_are_read_with_missing_values(name, text, height, tmp_path):
     assert np.array_equal(cloud.attributes["h"], [height, 2.5, 3.5], equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [("a.xyzn", ["nx", "ny", "nz"]), ("a.xyzrgb", ["red", "green", "blue"])],
+)
+def test_files_of_normals_and_colours_are_tables(name, attributes, tmp_path):
+    rows = np.hstack([POINTS, np.eye(3)])
+    np.savetxt(tmp_path / name, rows, "%.10f")  # As Open3D.
+    cloud = read_points(tmp_path / name)
+    assert np.array_equal(cloud.positions, POINTS)
+    assert np.array_equal(np.stack([cloud.attributes[name] for name in attributes], 1), np.eye(3))
+    np.savetxt(tmp_path / name, POINTS)
+    assert not read_points(tmp_path / name).attributes
+    with pytest.raises(FileError, match="to write; known are"):
+        write_points(tmp_path / name, cloud)
+
+
 def test_ply_without_faces_gets_no_warning_of_faces(tmp_path, caplog):
     table = np.rec.fromarrays(POINTS.T, names="x,y,z")
     faces = PlyElement.describe(np.empty(0, [("vertex_indices", "i4", (3,))]), "face")

@@ -29,6 +29,7 @@ from pointup.io.files import (
     point_extensions,
     read_extremes,
     read_first,
+    writable_extensions,
 )
 from pointup.io.las import read_header
 from pointup.io.length_unit import (
@@ -248,7 +249,7 @@ def written_name(source: Path) -> str:
     """Name of an output file in a folder: the input's, with an extension that can be written."""
     if source.name.lower().endswith(".copc.laz"):
         return source.name[: -len(".copc.laz")] + ".laz"
-    return source.stem + ".ply" if source.suffix.lower() == ".obj" else source.name
+    return source.name if source.suffix.lower() in writable_extensions else source.stem + ".ply"
 
 
 def _find(path: Path, output: Path) -> list[Path]:
