@@ -294,6 +294,18 @@ def check_names(names: Iterable[str], path: Path, taken: Sequence[str] = ("x", "
             raise DataError(f"{path}: {name!r} is the name of coordinates; rename the attribute")
 
 
+def without_blanks(names: Iterable[str], path: Path) -> dict[str, str]:
+    """The names as a header that separates them by blanks has them: "Return Number" as
+    Return_Number, with a note. Raises DataError for others, and for two that become one."""
+    titles = {name: "_".join(name.split()) for name in names}
+    for name, title in titles.items():
+        if not title.isascii() or not title or [*titles.values()].count(title) > 1:
+            raise DataError(f"{path}: {path.suffix} files can't have a column {name!r}; rename it")
+    if changed := [title for name, title in titles.items() if title != name]:
+        warn_once(f"{path}: names get underscores for their blanks: {', '.join(changed)}")
+    return titles
+
+
 LARGEST_COORDINATE, SMALLEST_EXTENT = 1e12, 1e-15
 
 

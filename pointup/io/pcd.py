@@ -18,6 +18,7 @@ from pointup.io.cloud import (
     as_positions,
     cast_values,
     storable,
+    without_blanks,
 )
 from pointup.io.pts import SweepHeader
 from pointup.io.text_tables import TextHeader, axis_or_name, read_bytes, read_columns, write_rows
@@ -245,13 +246,14 @@ class PcdWriter(ColumnWriter):
         self._viewpoint = (before.viewpoint if before else "") or VIEWPOINT
         self._packed = _packed_field(before, self.columns)
         stored = dict(zip(before.names, before.types, strict=True)) if before else {}
+        self._titles = without_blanks(self.columns, self.path)
         for name, dtype in self.columns.items():
             self.columns[name] = storable(dtype).newbyteorder("<")
             if name in "xyz" and (
                 stored.get(name, ("",))[0] == "<f4" or isinstance(like.header, SweepHeader)
             ):
                 self.columns[name] = np.dtype(np.float32)
-            if not name.isascii() or len(name.split()) != 1 or name.startswith(("_", "#")):
+            if self._titles[name].startswith(("_", "#")):
                 raise DataError(f"{self.path}: PCD can't have a field {name!r}; rename it")
 
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
@@ -289,7 +291,7 @@ class PcdWriter(ColumnWriter):
             # This comment shrinks as the number of points, which is written twice, gets longer.
             "#" + " " * (2 * (COUNT_DIGITS - len(digits))),
             "VERSION 0.7",
-            f"FIELDS {' '.join(named.get(name, name) for name in fields)}",
+            f"FIELDS {' '.join((self._titles | named).get(name, name) for name in fields)}",
             f"SIZE {' '.join(str(dtype.itemsize) for dtype in fields.values())}",
             f"TYPE {' '.join(LETTERS[dtype.kind] for dtype in fields.values())}",
             f"COUNT {' '.join('1' for _ in fields)}",

@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from pointup.disk import os_errors
-from pointup.errors import DataError, FileError
+from pointup.errors import FileError
 from pointup.io.cloud import (
     ColumnWriter,
     PointCloud,
@@ -24,6 +24,7 @@ from pointup.io.cloud import (
     cast_values,
     storable,
     warn_once,
+    without_blanks,
 )
 from pointup.io.text_tables import axis_or_name, is_number, write_rows
 
@@ -196,14 +197,11 @@ class PlyWriter(ColumnWriter):
             self._narrow_colours()
         order = BYTE_ORDERS[self.header.encoding]
         kept = [name for name in self.header.properties if name in self.columns]
-        names = dict.fromkeys([*kept, *self.columns])
-        types = {name: self.columns[name] for name in names}
+        types = {name: self.columns[name] for name in dict.fromkeys([*kept, *self.columns])}
         # PLY has no 64-bit integers.
         double = np.dtype(np.float64)
         self.columns = {n: double if t.itemsize > 4 else storable(t) for n, t in types.items()}
-        for name in names:
-            if not name.isascii() or len(name.split()) != 1:
-                raise DataError(f"{self.path}: PLY can't have a property {name!r}; rename it")
+        self._titles = without_blanks(types, self.path)
         self._dtype = np.dtype(
             [(name, dtype.newbyteorder(order)) for name, dtype in self.columns.items()]
         )
@@ -224,5 +222,5 @@ class PlyWriter(ColumnWriter):
         # accept a padded number.
         digits = str(self.num_points)
         lines += ["comment" + " " * (COUNT_DIGITS - len(digits)), f"element vertex {digits}"]
-        lines += [f"property {names[dtype]} {name}" for name, dtype in self.columns.items()]
+        lines += [f"property {names[t]} {self._titles[name]}" for name, t in self.columns.items()]
         self._stream.write(("\n".join([*lines, "end_header"]) + "\n").encode("latin-1"))

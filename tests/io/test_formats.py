@@ -502,3 +502,17 @@ def test_words_are_refused_where_a_format_stores_numbers_only(tmp_path, suffix):
     cloud = PointCloud(np.eye(3), {"label": np.array(["oak", "ash", "oak"])})
     with pytest.raises(DataError, match="label is of type <U3; give an array of numbers"):
         write_points(tmp_path / f"trees{suffix}", cloud)
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".pcd"])
+def test_names_with_blanks_get_underscores_if_they_stay_distinct(tmp_path, suffix, caplog):
+    values, path = np.arange(3.0), tmp_path / f"a{suffix}"
+    cloud = PointCloud(np.eye(3), {"Return Number": values, "Scalar field": values + 1})
+    write_points(path, cloud)
+    read = read_points(path).attributes
+    assert np.array_equal(read["Return_Number"], values)
+    assert np.array_equal(read["Scalar_field"], values + 1)
+    assert "underscores for their blanks: Return_Number, Scalar_field" in caplog.text
+    cloud.attributes["Return_Number"] = values
+    with pytest.raises(DataError, match="'Return Number'; rename it"):
+        write_points(path, cloud)
