@@ -109,6 +109,8 @@ def repulsion_loss(pos: Tensor, ptr: Tensor, k: int, radius: Tensor | float) -> 
     duplicates have no gradient, because no direction separates them. Yu et al. 2018, PU-Net, use a
     weighted distance; the hinge is never negative and is 0 from the radius on.
     """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
     _, index = knn(pos, ptr, k + 1)
     index, pos = index[:, 1:], at_least_float32(pos)
     found = index >= 0

@@ -68,6 +68,8 @@ class UpsampleOptions:
                 f"ratio {self.ratio:g}: must be a finite number of at least 1; thin the cloud to "
                 "get fewer points"
             )
+        if not 0 <= self.seed < 2**32 or self.seed % 1:
+            raise ConfigError(f"seed {self.seed}: must be an integer from 0 to {2**32 - 1}")
         if self.oversampling is not None and not 1 <= self.oversampling <= MAX_OVERSAMPLING:
             raise ConfigError(
                 f"oversampling {self.oversampling:g}: must be between 1 and {MAX_OVERSAMPLING:g}"

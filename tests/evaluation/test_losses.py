@@ -244,6 +244,8 @@ def test_repulsion_pushes_close_points_apart_and_leaves_others_alone():
     torch.testing.assert_close(value, torch.tensor([2 * 0.4 / 6, 0.0]))
     (gradient,) = torch.autograd.grad(value.sum(), pos)
     assert gradient[0, 0] > 0 > gradient[1, 0] and not gradient[2:].any()
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        repulsion_loss(pos, torch.tensor([0, 4]), k=0, radius=1.0)
 
 
 def test_point_to_plane_measures_the_height_above_the_surface_only():

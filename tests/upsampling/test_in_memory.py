@@ -161,6 +161,13 @@ def test_a_seed_of_none_is_refused():
         UpsampleOptions(seed=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("seed", [2**32, 2**63, -(2**32), 0.5, float("nan")])
+def test_seeds_that_would_be_the_same_as_another_are_refused(seed):
+    with pytest.raises(ConfigError, match=r"must be an integer from 0 to 4294967295"):
+        UpsampleOptions(seed=seed)
+    assert UpsampleOptions(seed=2**32 - 1)
+
+
 @pytest.mark.parametrize("classes", [(), (256,), (-1,), ("2",), 2, "2"])
 def test_classes_that_are_no_numbers_of_classes_are_refused(classes):
     with pytest.raises(ConfigError, match=r"^class(es)?\b"):
