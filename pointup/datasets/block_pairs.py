@@ -147,12 +147,12 @@ def two_survey_pairs(block: TileBlock, *, min_points: int) -> BlockPairs:
 _FEWEST = 4
 
 
-def whole_pair(name: str, source: Path, target: Path) -> Pair:
-    """The pair of two whole clouds, such as scans of an object, without repeated points and noise.
+def whole_pair(name: str, source: Path, target: Path) -> tuple[Pair, int]:
+    """The pair of two whole clouds without noise and repeated points, and the number of the latter.
 
     Raises the errors of `read_points`, and FileError for a cloud of fewer than 4 points.
     """
-    clouds = []
+    clouds, num_repeated = [], 0
     for path in (source, target):
         cloud = read_points(path)
         left_out = is_noise(cloud) | is_synthetic(cloud)
@@ -163,9 +163,10 @@ def whole_pair(name: str, source: Path, target: Path) -> Pair:
             )
         points = cloud.positions[~left_out]
         clouds.append(points[first_occurrences(points)])
+        num_repeated += len(points) - len(clouds[-1])
         if len(clouds[-1]) < _FEWEST:
             raise FileError(f"{path}: has {len(clouds[-1])} points; at least {_FEWEST} are needed")
-    return Pair.centred(name, *clouds, vertical=False)
+    return Pair.centred(name, *clouds, vertical=False), num_repeated
 
 
 def thinned_pairs(

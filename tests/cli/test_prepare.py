@@ -163,7 +163,9 @@ def test_whole_clouds_are_paired_by_their_names_without_tiles(shapes, capsys):
         np.testing.assert_allclose(pair["source"], once[np.lexsort(once.T)], atol=1e-3)
         np.testing.assert_allclose(pair["target"], dense[np.lexsort(dense.T)], atol=1e-3)
         assert not pair["vertical"]
-    assert "--initial-model shapes" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "--initial-model shapes" in printed.out
+    assert "note: left out 5 points that are at the position of another point" in printed.err
     (shapes / "coarse" / "b.npy").unlink()
     assert run("clouds", *sides, *options, "--overwrite") == 1
     assert "1 of 5 names are on one side only" in capsys.readouterr().err

@@ -161,7 +161,7 @@ def test_new_points_of_an_upsampled_target_are_left_out_with_a_note(tmp_path, ca
     write_points(tmp_path / "sparse.ply", points[:8])
     synthetic = (np.arange(20) >= 8).astype(np.uint8)
     write_points(tmp_path / "dense.ply", PointCloud(points, {"synthetic": synthetic}))
-    pair = whole_pair("one", tmp_path / "sparse.ply", tmp_path / "dense.ply")
+    pair, _ = whole_pair("one", tmp_path / "sparse.ply", tmp_path / "dense.ply")
     assert len(pair.target) == 8
     (record,) = caplog.records
     assert "dense.ply: 12 of 20 points are left out" in record.getMessage()

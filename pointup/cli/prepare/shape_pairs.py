@@ -175,22 +175,26 @@ class Clouds:
         named = name_inputs(sources)
         numbers = np.column_stack([np.arange(len(named)), np.zeros(len(named), np.int64)])
         (held_out,) = hold_out([numbers], self.dataset.validation, self.dataset.seed, block=1)
-        calls = [
-            partial(whole_pair, name, source, target)
-            for (name, source), target in zip(named.items(), targets, strict=True)
-        ]
+        files = zip(named, named.values(), targets, strict=True)
+        calls = [partial(whole_pair, *of_pair) for of_pair in files]
+        repeated = list[int]()
         with self.dataset.making() as making:
 
             def pairs(is_validation: bool, title: str) -> Iterator[Pair]:
                 rows = np.flatnonzero(held_out == is_validation).tolist()
-                return making.each([calls[row] for row in rows], len(rows), title)
+                for pair, number in making.each([calls[row] for row in rows], len(rows), title):
+                    repeated.append(number)
+                    yield pair
 
-            return making.write(
+            status = making.write(
                 pairs(False, "training clouds"),
                 pairs(True, "validation clouds"),
                 {"command": "prepare clouds", **chosen(self, "source", "target")},
                 shapes={name: _mesh_of(path) for name, path in named.items()},
             )
+        if sum(repeated):
+            note(f"left out {sum(repeated):,} points that are at the position of another point")
+        return status
 
 
 @dataclass(frozen=True, kw_only=True)
