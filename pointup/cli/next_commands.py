@@ -99,7 +99,7 @@ def commands_after_training(config: TrainConfig) -> list[str]:
     commands = []
     if surveys:
         ratio = _ratio_of(Path(names[0])) if config.ratio is None else config.ratio
-        commands.append([*upsampling, *_ratio_option(ratio, config.max_ratio)])
+        commands.append([*upsampling, *_ratio_option(ratio, config)])
     ratios = config.ratio, config.max_ratio
     measured = [] if config.noise_spacings else _with_held_out(names)
     commands += [_evaluation(name, model, *ratios) for name in measured]
@@ -178,14 +178,14 @@ def _ratio_of(data: Path) -> float | None:
     return target / source if source else None
 
 
-def _ratio_option(ratio: float | None, max_ratio: float) -> list[str]:
+def _ratio_option(ratio: float | None, config: TrainConfig) -> list[str]:
     """The option of `pointup upsample` for a ratio, up to the largest one in training; none for a
-    ratio that makes no points."""
+    ratio that makes no points, unless they replace the measured ones."""
     from pointup.upsampling.options import LARGEST_RATIO
 
-    if ratio is None or round(ratio, 1) <= 1:
+    if ratio is None or (round(ratio, 1) <= 1 and not config.noise_spacings):
         return []
-    used = min(ratio, max_ratio, LARGEST_RATIO)
+    used = min(max(ratio, 1.0), config.max_ratio, LARGEST_RATIO)
     return ["--ratio", f"{round(used, 1 if used < 10 else None):g}"]
 
 

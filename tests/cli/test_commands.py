@@ -257,6 +257,12 @@ def test_a_model_trained_on_noise_replaces_points_as_in_its_validation(tmp_path,
     config = replace(run_of(Path("a"), Path("p"), **info), noise_spacings=0.5)
     command = "pointup upsample scan.ply -o scan_dense.ply --model a/model --denoise"
     assert commands_after_training(config) == [command]
+    for ratio, words in ((1.0, "1"), (1.02, "1"), (8.0, "8")):
+        (line,) = commands_after_training(replace(config, ratio=ratio))
+        assert line == f"{command} --ratio {words}"
+    config = replace(run_of(Path("b"), Path("q"), **info, ratio=0.98), noise_spacings=0.5)
+    (line,) = commands_after_training(config)
+    assert line.endswith("--model b/model --denoise --ratio 1")
 
 
 def test_a_command_with_unknown_paths_is_not_printed(tmp_path):
