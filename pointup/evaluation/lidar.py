@@ -16,7 +16,7 @@ from scipy.spatial import cKDTree
 from pointup.datasets.block_pairs import thin
 from pointup.datasets.flight_passes import GPS_TIME, POINT_SOURCE_ID, passes_of, table_of
 from pointup.datasets.survey_tiles import first_occurrences
-from pointup.errors import DataError
+from pointup.errors import DataError, FileError
 from pointup.evaluation.baselines import baseline_clouds, fitted_clouds
 from pointup.evaluation.cloud_metrics import Figures, mean_figures
 from pointup.evaluation.common_extent import Extent, TriangulatedGround, height_grids
@@ -387,6 +387,8 @@ def read_survey(
     positions: list[np.ndarray] = []
     values: dict[str, list[np.ndarray]] = {name: [] for name in kept_attributes}
     num_points = num_noise = num_synthetic = 0
+    if path.is_dir():
+        raise FileError(f"{path}: is a folder; name a virtual point cloud (.vpc) of its files")
     files = files_of(path)
     for cloud in chain.from_iterable(map(iter_points, files)):
         noise = is_noise(cloud)

@@ -70,8 +70,8 @@ def _local(name: str) -> str | None:
     parts = urlsplit(name)
     if parts.scheme == "file":
         return unquote(parts.path)
-    # One letter is a drive of Windows.
-    return name if len(parts.scheme) < 2 else None
+    # One letter is a drive of Windows. pdal_wrench writes backslashes there.
+    return name.replace("\\", "/") if len(parts.scheme) < 2 else None
 
 
 def write_virtual_cloud(path: Path, files: Sequence[Path]) -> int:

@@ -98,7 +98,8 @@ def test_a_list_of_files_without_a_known_system_keeps_their_coordinates(tmp_path
 
 
 def test_names_are_relative_to_the_list_or_whole_and_overviews_are_no_data(tmp_path):
-    for name in ("a.laz", "with space.laz", "c.laz", "d.laz"):
+    (tmp_path / "tiles").mkdir()
+    for name in ("a.laz", "with space.laz", "c.laz", "d.laz", "tiles/e.laz"):
         (tmp_path / name).touch()
     (tmp_path / "lists").mkdir()
     overview = {"href": "./overview.copc.laz", "roles": ["overview"]}
@@ -109,8 +110,9 @@ def test_names_are_relative_to_the_list_or_whole_and_overviews_are_no_data(tmp_p
         item(thumbnail={"href": "a.png"}, data={"href": str(tmp_path / "c.laz")}),
         item(data={"href": "./../d.laz"}),
         item(data={"href": "../a.laz"}),
+        item(data={"href": "./..\\tiles\\e.laz"}),  # pdal_wrench on Windows
     )
-    names = ["a.laz", "with space.laz", "c.laz", "d.laz"]
+    names = ["a.laz", "with space.laz", "c.laz", "d.laz", "tiles/e.laz"]
     assert find_inputs([listed], point_extensions) == [tmp_path / name for name in names]
     # In a folder the tiles themselves are found.
     assert listed not in find_inputs([tmp_path], point_extensions)
@@ -148,6 +150,8 @@ def test_a_list_is_upsampled_as_the_folder_of_its_files_and_lists_the_output(tmp
     assert command(tiles, "-o", tmp_path / "one", "--ratio", "2").status == 0
     result = command(listed, "-o", tmp_path / "two", "--ratio", "2")
     assert result.status == 0 and f"{tmp_path / 'two'}/two.vpc: a virtual point cloud" in result.out
+    refused = command(tiles, "-o", tmp_path / "dense.vpc", "--ratio", "2")
+    assert refused.status == 1 and "dense.vpc: has the name of a file" in refused.err
     written = files_of(tmp_path / "two" / "two.vpc")
     assert [path.name for path in written] == ["0.las", "1.las", "2.las"]
     for path in written:
@@ -163,3 +167,5 @@ def test_the_files_of_a_list_are_one_survey_to_evaluate(tmp_path):
     survey = read_survey(tmp_path / "row.vpc", [])
     assert np.array_equal(survey.positions, np.concatenate([laspy.read(p).xyz for p in files]))
     assert len(survey.attributes["classification"]) == 1200
+    with pytest.raises(FileError, match=r"is a folder; name a virtual point cloud \(\.vpc\)"):
+        read_survey(tmp_path / "tiles", [])

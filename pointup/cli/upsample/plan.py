@@ -135,7 +135,8 @@ def plan_jobs(
         except FileError as error:
             complaints.append(error)
     into_folder = needs_folder(inputs, output, is_folder)
-    is_named_as_file = output.suffix.lower() in point_extensions and not output.is_dir()
+    has_extension = output.suffix.lower() in (*point_extensions, VIRTUAL)
+    is_named_as_file = has_extension and not output.is_dir()
     if into_folder and is_named_as_file and not is_folder:
         if complaints:  # A word among classes was taken for a file.
             raise complaints[0]
