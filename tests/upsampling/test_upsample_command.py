@@ -16,7 +16,7 @@ from survey_files import WKT, is_one_line, left_in, positions, write_las, write_
 
 from pointup import upsample
 from pointup.cli import main as cli
-from pointup.cli.upsample import files, notes
+from pointup.cli.upsample import files
 from pointup.cli.upsample.notes import summary_lines
 from pointup.cli.upsample.plan import check_units
 from pointup.errors import DataError
@@ -296,17 +296,6 @@ def test_files_may_follow_classes(words, classes, inputs):
     for options in (["-o", "out", *words.split()], [*words.split(), "-o", "out"]):
         expected = classes, tuple(map(Path, inputs))
         assert cli.parse(["upsample", *options]).classes_and_inputs() == expected
-
-
-def test_processes_are_proposed_where_threads_leave_many_cores_idle(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(notes, "_MOST_THREADS", 0)
-    write_random_las(tmp_path / "in.las")
-    paths = str(tmp_path / "in.las"), "-o", str(tmp_path / "out.las")
-    paths += "--model", "lidar", "--ratio", "1"
-    assert cli.main(["upsample", *paths]) == 0 and capfd.readouterr().err == ""
-    monkeypatch.setattr(notes, "_MANY_POINTS", 300)
-    assert cli.main(["upsample", *paths]) == 0
-    assert re.search(r"about 0 of (\d+) cores busy; start \1 processes", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(

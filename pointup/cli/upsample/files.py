@@ -18,7 +18,6 @@ from pointup.cli.upsample.notes import (
     notes_on_input,
     notes_on_output,
     notes_on_places,
-    notes_on_threads,
     summary_lines,
     survey_name,
 )
@@ -119,7 +118,7 @@ def upsample_survey(
             if workers.is_main:
                 coarsest = check_outputs(jobs, store, options.has_uncertainty(model))
                 notes = notes_on_input(given, found, store, options, command.model is None)
-                for note in notes + notes_on_threads(len(store), workers.device):
+                for note in notes:
                     write_line(f"note: {note}")
         new_points = run_passes(
             store,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from pointup.cli.upsample.plan import Job
 from pointup.cli.upsample.reading import SortedFiles
@@ -31,9 +30,6 @@ _LIKE_SHARES = 0.1
 # Share of points of pulses with several returns above which a survey has crowns, and the share of
 # new points on the ground below them up to which these are few.
 _MANY_SEVERAL, _FEW_GROUND = 0.2, 0.01
-# A thread holds Python's lock for 19 % (lidar) to 28 % (forest) of its time: more threads wait for
-# it. The start of processes pays from so many points on.
-_MOST_THREADS, _MANY_POINTS = 4, 500_000
 # Rounding to a larger share of the spacing changes the surface.
 _COARSE_STEP = 0.2
 
@@ -112,18 +108,6 @@ def _of_synthetic(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> str:
         "have the synthetic flag: they are not measured, but upsampled as if they were; remove "
         "them first"
     )
-
-
-def notes_on_threads(num_points: int, device: torch.device) -> list[str]:
-    """A note on cores of the CPU that the threads of one process leave idle in a large survey."""
-    num_threads = torch.get_num_threads()
-    if device.type != "cpu" or num_threads <= _MOST_THREADS or num_points < _MANY_POINTS:
-        return []
-    return [
-        f"the threads of one process keep about {_MOST_THREADS} of {num_threads} cores busy; start "
-        f"{num_threads} processes, with 0.6 GB each: accelerate launch --config_file "
-        f"$(pointup config cpu2) --num_processes {num_threads} -m pointup upsample ..."
-    ]
 
 
 def notes_on_places(coarsest: LasWriter | None, num_crowded: int, num_new: int) -> list[str]:
