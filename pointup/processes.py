@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -138,6 +139,7 @@ def from_fork_server(*modules: str) -> BaseContext:
 
     The first call starts the server, which also imports `modules`. Its processes start with
     `STOP_SIGNALS` blocked and should call `ignore_signals`. On Windows processes are spawned.
+    Raises PointupError if the server can't start.
     """
     # Forking can deadlock in a process with threads, and torch and Arrow start threads. Libraries
     # of devices, as CUDA and NCCL, must not be forked.
@@ -151,7 +153,13 @@ def from_fork_server(*modules: str) -> BaseContext:
     resource_tracker.ensure_running()
     # Stop signals reach the whole process group; without its server, workers end.
     with signals_blocked():
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            raise PointupError(
+                f"{tempfile.gettempdir()}: no process can be started from there ({error}); set "
+                "TMPDIR to a short path of a folder that is writable"
+            ) from error
     return context
 
 

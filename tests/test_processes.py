@@ -89,6 +89,19 @@ def test_workers_and_their_fork_server_end_when_their_parent_is_killed(pair_dire
         time.sleep(0.1)
 
 
+def test_a_folder_of_temporary_files_with_a_long_name_is_named(tmp_path):
+    folder = tmp_path / ("n" * 100)
+    folder.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", "from pointup import processes; processes.from_fork_server()"],
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"pointup.errors.PointupError: {folder}: no process can be started")
+
+
 def test_a_second_signal_does_not_disturb_the_clean_up():
     handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
     cleaned = False

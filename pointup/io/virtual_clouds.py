@@ -36,7 +36,7 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     try:
         with os_errors(path, "read"):
-            items = json.loads(path.read_text(encoding="utf-8"))["features"]
+            items = json.loads(path.read_text(encoding="utf-8-sig"))["features"]
         names = [_data_of(item["assets"]) for item in items]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise FileError(

@@ -112,6 +112,8 @@ def test_names_are_relative_to_the_list_or_whole_and_overviews_are_no_data(tmp_p
         item(data={"href": "../a.laz"}),
         item(data={"href": "./..\\tiles\\e.laz"}),  # pdal_wrench on Windows
     )
+    # Editors on Windows begin files so.
+    listed.write_bytes(b"\xef\xbb\xbf" + listed.read_bytes())
     names = ["a.laz", "with space.laz", "c.laz", "d.laz", "tiles/e.laz"]
     assert find_inputs([listed], point_extensions) == [tmp_path / name for name in names]
     # In a folder the tiles themselves are found.
