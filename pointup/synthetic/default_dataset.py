@@ -114,11 +114,7 @@ def default_pairs(
 
 
 def default_sample(
-    seed: int,
-    split: str,
-    number: int,
-    scene_share: float = SCENE_SHARE,
-    close_sides: float = 0.0,
+    seed: int, split: str, number: int, scene_share: float = SCENE_SHARE, close_sides: float = 0.0
 ) -> tuple[Pair, Surface]:
     """A sample of the default dataset and its surface; both depend only on the arguments."""
     validation = split == "validation"

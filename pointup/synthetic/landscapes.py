@@ -131,12 +131,9 @@ def scene_of(site: Site, width: float) -> ScannedScene:
     objects = [*site.solid, *site.rough]
     top = max((float(np.ptp(part[..., 2])) for part in objects), default=0.0)
     reach = min(site.extent, STEEPEST * top)
-    solid = np.concatenate(
-        [terrain(site.height, site.extent), site.with_surroundings(site.solid, reach)]
-    )
-    return ScannedScene(
-        solid, site.with_surroundings(site.rough, reach, every=4), width, site.height
-    )
+    solid = [terrain(site.height, site.extent), site.with_surroundings(site.solid, reach)]
+    rough = site.with_surroundings(site.rough, reach, every=4)
+    return ScannedScene(np.concatenate(solid), rough, width, site.height)
 
 
 def _within(triangles: np.ndarray, width: float) -> np.ndarray:
@@ -197,7 +194,7 @@ def plant_stand(site: Site, stand: Stand) -> None:
     )
     for cover, low, high in layers:
         # Crowns overlap those of the same layer only in part, and lie below those of a taller one.
-        site.clear()
+        site.taken = np.empty((0, 3))
         planted = 0.0
         while planted < cover * area:
             height = max(top * rng.uniform(low, high), 1.5)
@@ -282,10 +279,7 @@ def terrace(rng: np.random.Generator, height: Field) -> Field:
     """The ground with a step, like a retaining wall, a quay or a bank."""
     line, rise, run = across(rng), rng.uniform(0.4, 2.5), log_uniform(rng, 0.1, 2)
 
-    def with_step(places: np.ndarray) -> np.ndarray:
-        return height(places) + rise * (line(places)[0] / run).clip(0, 1)
-
-    return with_step
+    return lambda places: height(places) + rise * (line(places)[0] / run).clip(0, 1)
 
 
 def terrain(height: Field, width: float, cell: float = 0.4) -> np.ndarray:

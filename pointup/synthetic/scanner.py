@@ -269,8 +269,6 @@ class DepthImage:
 
     def splat(self, triangles: np.ndarray, rng: np.random.Generator) -> None:
         """Add hits on facets smaller than a pixel, at random in proportion to their area."""
-        if not len(triangles):
-            return
         a, b, c = np.moveaxis(triangles, 1, 0)
         area = 0.5 * np.linalg.norm(np.cross(b - a, c - a), axis=1)
         # The projected area of a facet with random orientation is half its area on average.

@@ -73,22 +73,18 @@ def survey_pair(
             f"{kind}: {ATTEMPTS} scenes of {plan.width:g} m had fewer than {MIN_POINTS} points; "
             "give a larger tile or density"
         )
-    second = None
-    if validation:
-        again = scan(scene, denser, rng, from_drone=True, count_returns=True)
-        second = again.points.astype(np.float32)
     name = f"{kind}_{'validation' if validation else 'train'}_{number:05d}"
     pair = Pair(
         name=name,
         source=source.astype(np.float32),
         target=target.points.astype(np.float32),
         target_normals=target.normals.astype(np.float32),
-        resample=second,
         vertical=True,
-        surface=f"{name}.npz" if validation else "",
     )
     if not validation:
         return pair, None
+    again = scan(scene, denser, rng, from_drone=True, count_returns=True)
+    pair.resample, pair.surface = again.points.astype(np.float32), f"{name}.npz"
     surface = scene.surface()
     # Single precision is a micrometre here, and halves the file.
     return pair, Surface(surface.vertices.astype(np.float32).astype(np.float64), surface.faces)
@@ -130,12 +126,8 @@ def moved(site: Site, distance: float, rng: np.random.Generator) -> Site:
 
 def _bent(points: np.ndarray, foot: np.ndarray, distance: float, seed: int) -> np.ndarray:
     """Points (..., 3) of a plant, moved with its branches; equal points stay equal."""
-    moving = displace(
-        points,
-        np.random.default_rng(seed),
-        2 * np.pi / _LENGTH / 3**0.5,
-        distance * _OF_BRANCH / 3**0.5,
-    )
+    frequency, strength = 2 * np.pi / _LENGTH / 3**0.5, distance * _OF_BRANCH / 3**0.5
+    moving = displace(points, np.random.default_rng(seed), frequency, strength)
     return points + (moving - points) * _share(points, foot)
 
 

@@ -36,10 +36,6 @@ class Site:
         self.plants: list[PlacedPlant] = []
         self.taken = np.empty((0, 3))
 
-    def clear(self) -> None:
-        """Forget what is taken, so that the next objects stand between and below the others."""
-        self.taken = np.empty((0, 3))
-
     def place(self, clearance: float, reach: float = 1.0) -> np.ndarray | None:
         """A random free spot (3,) on the ground; None if 10 attempts find none."""
         for _ in range(10):
@@ -210,9 +206,8 @@ def car(rng: np.random.Generator) -> np.ndarray:
 def pole(rng: np.random.Generator, height: float) -> np.ndarray:
     """A lamp post or power pole of this height, with a cross-arm along y."""
     thick = rng.uniform(0.05, 0.16)
-    shaft = sweep(
-        np.linspace([0, 0, -FOUNDATION], [0, 0, height], 4), np.ones(4), circle(8) * thick
-    )
+    line = np.linspace([0, 0, -FOUNDATION], [0, 0, height], 4)
+    shaft = sweep(line, np.ones(4), circle(8) * thick)
     arm = box([-0.06, -1, height - 0.5], [0.06, 1, height - 0.35])
     return np.concatenate([shaft, arm])
 
@@ -223,10 +218,8 @@ def wires(start: np.ndarray, end: np.ndarray, sag: float) -> np.ndarray:
     line = start + share * (end - start) - [0, 0, 4 * sag] * share * (1 - share)
     along = (end - start)[:2] / np.linalg.norm((end - start)[:2])
     aside = np.array([-along[1], along[0], 0])
-    ones = np.ones(len(line))
-    return np.concatenate(
-        [sweep(line + shift * aside, ones, circle(4) * 0.02) for shift in (-0.9, 0.0, 0.9)]
-    )
+    lines = [line + shift * aside for shift in (-0.9, 0.0, 0.9)]
+    return np.concatenate([sweep(each, np.ones(len(each)), circle(4) * 0.02) for each in lines])
 
 
 # Trees, shrubs, grass and dead wood: solid wood, and leaves as small facets. Metres, z up.
@@ -310,9 +303,8 @@ def conifer(rng: np.random.Generator, height: float, foliage: float, spread: flo
     """
     radius = spread * height * rng.uniform(0.08, 0.16)
     thick = height * rng.uniform(0.005, 0.01)
-    trunk = sweep(
-        np.linspace([0, 0, -0.5], [0, 0, height], 6), np.linspace(thick, 0.02, 6), circle(8)
-    )
+    line = np.linspace([0, 0, -0.5], [0, 0, height], 6)
+    trunk = sweep(line, np.linspace(thick, 0.02, 6), circle(8))
     crown_low = height * rng.uniform(0.05, 0.65)
     whorls = np.arange(crown_low, 0.98 * height, rng.uniform(0.4, 0.9))
     z = np.repeat(whorls, 5)

@@ -206,13 +206,11 @@ def heat_sink(rng: np.random.Generator, size: np.ndarray, thin: float) -> np.nda
     return cells(occupied, [edges, np.array([0, size[1]]), height])
 
 
-FURNITURE = (table, table, shelf, crate, heat_sink)
-
-
 def furniture(rng: np.random.Generator) -> np.ndarray:
     """A table, chair, shelf, crate or heat sink: thin walls at right angles."""
     size = rng.uniform([0.6, 0.4, 0.4], [1.6, 1.0, 1.4])
-    return FURNITURE[rng.integers(len(FURNITURE))](rng, size, rng.uniform(0.03, 0.12))
+    make = (table, table, shelf, crate, heat_sink)[rng.integers(5)]
+    return make(rng, size, rng.uniform(0.03, 0.12))
 
 
 def flange(rng: np.random.Generator) -> np.ndarray:
@@ -231,8 +229,6 @@ def flange(rng: np.random.Generator) -> np.ndarray:
     occupied[:, :, rng.integers(num_levels)] = True
     if rng.random() < 0.7:
         occupied[rng.integers(num_radii), ::2, rng.integers(num_levels)] = False
-    if not occupied.any():
-        occupied[:] = True
     edges = [radii, np.append(sectors, 2 * np.pi), levels]
     r, angle, z = np.moveaxis(refine(cells(occupied, edges, wrap_axis=1), 0.15), -1, 0)
     return np.stack([r * np.cos(angle), r * np.sin(angle), z], axis=-1)
@@ -266,9 +262,8 @@ def ring(rng: np.random.Generator) -> np.ndarray:
     wobble = rng.uniform(0.15, 0.4)
     radius = 1 + wobble * np.cos(turns * angle) * (turns > 0)
     height = wobble * rng.uniform(0.8, 2) * np.sin(turns * angle) * (turns > 0)
-    centres = np.stack(
-        [radius * np.cos(winding * angle), radius * np.sin(winding * angle), height], axis=1
-    )
+    x, y = radius * np.cos(winding * angle), radius * np.sin(winding * angle)
+    centres = np.stack([x, y, height], axis=1)
     thickness = 0.9 * min(clearance(centres, closed=True), log_uniform(rng, 0.06, 0.5))
     thickness = thickness * (1 + rng.uniform(0, 0.3) * np.cos(rng.integers(1, 9) * angle))
     return sweep(centres, thickness, section(rng), closed=True)
@@ -346,12 +341,10 @@ def creature(rng: np.random.Generator) -> np.ndarray:
     jaw = skull * rng.uniform(0.3, 0.8 if figure else 2.2)
     grow(rng, skeleton, head, snout, jaw, skull * np.array([1, 0.6, 0.35]), 0.1)
     if rng.random() < 0.7:
-        ear = skull * rng.uniform(0.15, 0.4)
+        ear = skull * rng.uniform(0.15, 0.4) * np.array([1, 1, 0.4])
         root = head + skull * np.array([0, 0.6, 0.6])
         size = skull * rng.uniform(0.7, 3)
-        grow(
-            rng, skeleton, root, [-0.3, 0.5, 1], size, ear * np.array([1, 1, 0.4]), 0.2, paired=True
-        )
+        grow(rng, skeleton, root, [-0.3, 0.5, 1], size, ear, 0.2, paired=True)
     if rng.random() < 0.7 and not figure:
         tail = np.maximum(girth * rng.uniform(0.15, 0.4) * np.array([1, 0.8, 0.6, 0.3]), 0.02)
         grow(rng, skeleton, rear, [-1, 0, rng.uniform(-1, 1)], rng.uniform(0.3, 1.2), tail, 0.4)
@@ -407,9 +400,8 @@ def skin(rng: np.random.Generator, skeleton: list[Bone]) -> np.ndarray:
     """The surface of a skeleton: the smooth union of its bones, in half of the draws roughened."""
     starts, ends, first, last = map(np.array, zip(*skeleton, strict=True))
     size = np.ptp(np.concatenate([starts, ends]), axis=0).max()
-    triangles = round_cones(
-        starts, ends, np.stack([first, last], axis=1), rng.uniform(0.02, 0.1), size / 60
-    )
+    radii = np.stack([first, last], axis=1)
+    triangles = round_cones(starts, ends, radii, rng.uniform(0.02, 0.1), size / 60)
     if rng.random() < 0.5:
         frequency, strength = log_uniform(rng, 8, 25), size * rng.uniform(0, 0.006)
         triangles = displace(triangles, rng, frequency, strength)
@@ -488,14 +480,9 @@ def sheet(rng: np.random.Generator, num_cells: int = 44) -> np.ndarray:
         cone = rng.uniform(0.3, 0.8) * (1 + rng.uniform(0, 0.6) * u)
         return np.stack([u, cone * np.sin(angle), cone * np.cos(angle)], axis=-1)
     if kind == 3:  # saddle or blade
-        return np.stack(
-            [
-                u,
-                v * rng.uniform(0.2, 1) * (1.2 - u * u),
-                rng.uniform(-1, 1) * u * v + rng.uniform(-0.5, 0.5) * u * u,
-            ],
-            axis=-1,
-        )
+        width = v * rng.uniform(0.2, 1) * (1.2 - u * u)
+        height = rng.uniform(-1, 1) * u * v + rng.uniform(-0.5, 0.5) * u * u
+        return np.stack([u, width, height], axis=-1)
     rail = curve(rng.normal(size=(5, 2)) * 0.5 + np.linspace(-1, 1, 5)[:, None] * [1, 0], num_cells)
     return np.stack([rail[:, :1] + 0 * v, v * rng.uniform(0.3, 1), rail[:, 1:] + 0 * v], axis=-1)
 

@@ -84,9 +84,8 @@ def curve(points: np.ndarray, num_points: int, closed: bool = False) -> np.ndarr
     """Points (num_points, D) on a cubic spline through points (P, D)."""
     if closed:
         points = np.concatenate([points, points[:1]])
-    spline = CubicSpline(
-        np.arange(len(points)), points, bc_type="periodic" if closed else "natural"
-    )
+    places = np.arange(len(points))
+    spline = CubicSpline(places, points, bc_type="periodic" if closed else "natural")
     return spline(np.linspace(0, len(points) - 1, num_points, endpoint=not closed))
 
 
@@ -219,9 +218,8 @@ def refine(triangles: np.ndarray, max_edge: float) -> np.ndarray:
         done.append(triangles[count == 0])
         # The corners are rotated: edge 0 becomes the only long edge, or edge 2 the only short one.
         first = np.where(count == 1, long.argmax(axis=1), (long.argmin(axis=1) + 1) % 3)
-        turned = np.take_along_axis(
-            triangles, ((first[:, None] + np.arange(3)) % 3)[:, :, None], axis=1
-        )
+        order = (first[:, None] + np.arange(3)) % 3
+        turned = np.take_along_axis(triangles, order[:, :, None], axis=1)
         split = []
         for num_long, pieces in _SPLITS.items():
             a, b, c = np.moveaxis(turned[count == num_long], 1, 0)
