@@ -122,11 +122,10 @@ def _window(
     before: np.ndarray, after: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Both clouds `turned` and cut to a window, and the corners of the window."""
+    before, after = turned({"before": before, "after": after}).values()
     seen = before if len(before) else after
     if len(seen) == 0:
         return before, after, np.zeros(3), np.ones(3)
-    before, after = turned({"before": before, "after": after}).values()
-    seen = before if len(before) else after
     low, high = seen.min(axis=0), seen.max(axis=0)
     width = WINDOW_SPACINGS * point_spacing(seen) or 1.0
     # A point of the cloud, since the medians of a bent area may lie outside it.

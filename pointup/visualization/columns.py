@@ -147,9 +147,8 @@ class _Rows:
         self.wide = wide
         scale = max(SIZE / (CLOSE_SPACINGS * spacing), 1.5 * wide.scale)
         centre = _badly_covered(near, columns[first], wide, SIZE / scale)
-        self.close = _kept_within(
-            replace(wide, centre=centre, scale=scale, height=CLOSE_ROWS), wide
-        )
+        close = replace(wide, centre=centre, scale=scale, height=CLOSE_ROWS)
+        self.close = _kept_within(close, wide)
 
     def cut(self, cloud: np.ndarray) -> np.ndarray:
         """The points of a cloud that cross-section and close-up show."""
@@ -208,11 +207,9 @@ class _Rows:
     ) -> np.ndarray:
         cut = self.cut(cloud)
         colors = self.paint.colors(cut) if share is None else ERRORS(np.clip(share, 0, 1))[:, :3]
-        factor = 0.45 if self.vertical else 0.65
-        haze = 0.15 if self.vertical else 0.4
-        return render_points(
-            cut, colors, camera, factor * self.finest, lit=not self.vertical, haze=haze
-        )
+        factor, haze = (0.45, 0.15) if self.vertical else (0.65, 0.4)
+        radius = factor * self.finest
+        return render_points(cut, colors, camera, radius, lit=not self.vertical, haze=haze)
 
     def _against(self, name: str) -> str:
         """The column that the distances of a column are measured to."""
@@ -277,9 +274,7 @@ MEASURED_POINTS = 200_000
 DENSITY_PERCENTILE, ERROR_PERCENTILE_OF_MAPS = 99, 95
 
 
-def maps_picture(
-    clouds: Mapping[str, np.ndarray], reference: np.ndarray, *, of: str = "reference", unit: str
-) -> np.ndarray:
+def maps_picture(clouds: Mapping[str, np.ndarray], reference: np.ndarray, unit: str) -> np.ndarray:
     """Maps below the columns of `columns_picture`, with the same arguments and the same width.
 
     The upper row shows the point density, the lower row the mean unsquared distance of the points
@@ -289,6 +284,7 @@ def maps_picture(
     95th percentile of the distances without those of the first cloud. Of more than 200,000 points,
     as many at equal intervals are measured. Returns (height, width, 3) uint8.
     """
+    of = "reference"
     columns = turned({**clouds, of: reference})
     (first, *_), (*_, last) = columns, clouds
     cell, edges = _cells(columns, first)
@@ -332,9 +328,7 @@ def _cells(columns: Mapping[str, np.ndarray], first: str) -> tuple[float, list[n
     longest = max(float(extent.max()), 1e-9)
     cell = max(CELL_SPACINGS * point_spacing(columns[first]), longest / MOST_CELLS)
     numbers = np.ceil(extent / cell).clip(1).astype(int)
-    return cell, [
-        start + cell * np.arange(number + 1) for start, number in zip(low, numbers, strict=True)
-    ]
+    return cell, [low[i] + cell * np.arange(numbers[i] + 1) for i in (0, 1)]
 
 
 def _mapped(

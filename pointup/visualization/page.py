@@ -57,9 +57,8 @@ class Page:
         """Write one line, `size` pixels high, and return the x of its right end."""
         place = (left / self.width, bottom / self.height)
         # A name with two dollar signs must not be parsed as a formula.
-        line = self.figure.text(
-            *place, text, fontsize=0.72 * size, color=color, parse_math=False, **font
-        )
+        font |= {"fontsize": 0.72 * size, "color": color, "parse_math": False}
+        line = self.figure.text(*place, text, **font)
         return float(line.get_window_extent(self.canvas.get_renderer()).x1)
 
     def heading(self, left: float, bottom: float, name: str, note: str) -> None:
@@ -72,9 +71,8 @@ class Page:
         self.write(left, bottom, note, 20, FAINT)
 
     def axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
-        axes = self.figure.add_axes(
-            (left / self.width, bottom / self.height, width / self.width, height / self.height)
-        )
+        place = (left / self.width, bottom / self.height, width / self.width, height / self.height)
+        axes = self.figure.add_axes(place)
         axes.tick_params(labelsize=0.72 * 17, colors=FAINT, length=3)
         for side, spine in axes.spines.items():
             spine.set_visible(side == "bottom")
@@ -93,20 +91,19 @@ class Page:
         bar.xaxis.set_major_formatter(lambda value, _: _tick(value, span))
         bar.set_yticks([])
 
+    def _rectangle(
+        self, left: float, bottom: float, width: float, height: float, **style: Any
+    ) -> None:
+        corner = (left / self.width, bottom / self.height)
+        style["transform"] = self.figure.transFigure
+        box = Rectangle(corner, width / self.width, height / self.height, **style)
+        self.figure.add_artist(box)
+
     def frame(self, left: float, bottom: float, width: float, height: float) -> None:
         """Draw the outline of a rectangle over the picture, with a white edge for contrast."""
-        corner, size = (left / self.width, bottom / self.height), (width, height)
         for line, color in ((3.0, "white"), (1.2, INK)):
-            box = Rectangle(
-                corner,
-                size[0] / self.width,
-                size[1] / self.height,
-                transform=self.figure.transFigure,
-                fill=False,
-                linewidth=line,
-                edgecolor=color,
-            )
-            self.figure.add_artist(box)
+            outline = {"fill": False, "linewidth": line, "edgecolor": color}
+            self._rectangle(left, bottom, width, height, **outline)
 
     def outline(self, left: float, bottom: float, camera: Camera, close: Camera) -> None:
         """Frame what `close` shows in the picture of `camera`, as far as it lies within it."""
@@ -126,14 +123,7 @@ class Page:
         length = longest / scale
         power = 10.0 ** np.floor(np.log10(length))
         length = power * max(step for step in (1, 2, 5) if step * power <= length)
-        line = Rectangle(
-            (left / self.width, 46 / self.height),
-            length * scale / self.width,
-            4 / self.height,
-            transform=self.figure.transFigure,
-            color=INK,
-        )
-        self.figure.add_artist(line)
+        self._rectangle(left, 46, length * scale, 4, color=INK)
         label = f"{length:g} {unit}".strip()
         end = self.write(left + length * scale + 10, 42, label, 18)
         return self.write(end + 10, 42, note, 18, FAINT) if note else end
@@ -144,7 +134,9 @@ class Page:
         together = np.concatenate(list(values.values()))
         low, high = (together.min(), together.max()) if len(together) else (0.0, 1.0)
         wide = low > 0 and high / low > 30
-        edges = np.geomspace(low, high, 41) if wide else np.linspace(*_around(low, high), 41)
+        # Room at both ends, also where all values are equal.
+        room = 0.02 * (high - low) or 0.05 * abs(high) or 0.5
+        edges = np.geomspace(low, high, 41) if wide else np.linspace(low - room, high + room, 41)
         for (name, data), color in zip(values.items(), SERIES, strict=False):
             axes.hist(data, edges.tolist(), color=color, alpha=0.75, label=name)
         if wide:
@@ -223,17 +215,8 @@ def check_picture_path(path: Path) -> None:
     check_output_file(path)
 
 
-def _around(low: float, high: float) -> tuple[float, float]:
-    """A span slightly wider than [low, high], also where both are equal."""
-    room = 0.02 * (high - low) or 0.05 * abs(high) or 0.5
-    return low - room, high + room
-
-
 def dataset_picture(
-    num_source: np.ndarray,
-    num_target: np.ndarray,
-    extent: np.ndarray,
-    unit: str = "",
+    num_source: np.ndarray, num_target: np.ndarray, extent: np.ndarray, unit: str = ""
 ) -> np.ndarray:
     """Histograms of a dataset: points per sample, ratio of target to source, extent of the source.
 

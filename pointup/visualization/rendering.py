@@ -61,16 +61,14 @@ def view_axes(azimuth: float, elevation: float, up: str = "z") -> np.ndarray:
 def fit_camera(points: np.ndarray, axes: np.ndarray, width: int, height: int) -> Camera:
     """Camera that shows all `points` (N, 3), with `MARGIN` of the picture free on each side."""
     if len(points) == 0:
-        return Camera(axes=axes, centre=np.zeros(3), scale=1.0, width=width, height=height)
+        return Camera(axes, np.zeros(3), 1.0, width, height)
     projected = points @ axes.T
     low, high = projected.min(axis=0), projected.max(axis=0)
     extent = np.maximum((high - low)[:2], 1e-12)
     scale = float(np.min((1 - 2 * MARGIN) * np.array([width, height]) / extent))
     # Any finite scale shows a cloud without extent in the middle.
     scale = scale if np.ptp(projected[:, :2], axis=0).max() > 1e-9 else 1.0
-    return Camera(
-        axes=axes, centre=(low + high) / 2 @ axes, scale=scale, width=width, height=height
-    )
+    return Camera(axes, (low + high) / 2 @ axes, scale, width, height)
 
 
 def point_spacing(points: np.ndarray, max_points: int = 200_000) -> float:
@@ -137,18 +135,12 @@ def render_points(
         shown, place = np.unique(visible, return_inverse=True)
         shade = shade * _lamp_light(estimate_normals(points, points[shown]) @ camera.axes.T)[place]
     bright = np.clip(colors.astype(np.float32)[visible] * shade[:, None], 0, 1)
-    fade = _relative(-projected[visible, 2])[:, None] * np.float32(haze)
+    away = -projected[visible, 2]
+    low, high = away.min(initial=np.inf), away.max(initial=-np.inf)
+    fade = ((away - low) / max(high - low, 1e-9)).astype(np.float32)[:, None] * np.float32(haze)
     image[covered] = bright * (1 - fade) + BACKGROUND * fade
     image = image.reshape(camera.height, ss, camera.width, ss, 3).mean(axis=(1, 3))
     return np.round(image * 255).astype(np.uint8)
-
-
-def _relative(values: np.ndarray) -> np.ndarray:
-    """Values (N,) mapped linearly to 0 to 1."""
-    if len(values) == 0:
-        return values.astype(np.float32)
-    low, high = values.min(), values.max()
-    return ((values - low) / max(high - low, 1e-9)).astype(np.float32)
 
 
 def splat(

@@ -47,7 +47,7 @@ from pointup.training.tracking.trackers import REFERENCES
 from pointup.upsampling.in_memory import default_device, load_model
 from pointup.visualization.columns import evaluation_picture
 from pointup.visualization.page import FAINT, INK
-from pointup.visualization.viewer.document import html_head, viewer_html
+from pointup.visualization.viewer.document import filled_page, viewer_html
 from pointup.visualization.viewer.scenes import Scene, compare_with_reference
 
 Row = Sequence[object]
@@ -78,15 +78,12 @@ def report_html(
     content = (
         f"<section><h2>{escape(name)}</h2>{content}</section>" for name, content in sections.items()
     )
-    folder = files("pointup.cli.report")
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    for mark, text in (
-        ("TITLE", escape(title)),
-        ("FOOTER", escape(f"Written by pointup {pointup.__version__}.")),
-        ("CONTENT", "\n".join(content)),
-    ):
-        page = page.replace(f"<!--{mark}-->", text)
-    return html_head(title, (folder / "report.css").read_text(encoding="utf-8")) + page
+    marks = {
+        "TITLE": escape(title),
+        "FOOTER": escape(f"Written by pointup {pointup.__version__}."),
+        "CONTENT": "\n".join(content),
+    }
+    return filled_page(files("pointup.cli.report"), "report", title, marks)
 
 
 def _runs(runs: Sequence[RunRecord]) -> str:

@@ -16,12 +16,7 @@ from pointup.datasets.dataset_units import known_unit
 from pointup.errors import FileError
 from pointup.io.length_unit import METRE
 from pointup.terminal import printable
-from pointup.training.config import (
-    TrainConfig,
-    as_dict,
-    data_sources,
-    flattened,
-)
+from pointup.training.config import TrainConfig, as_dict, data_sources, flattened
 
 NOT_COMPARED = frozenset({"output_dir"})
 BASELINE = "midpoint baseline"

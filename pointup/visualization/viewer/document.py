@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,7 @@ from pointup.errors import FileError
 from pointup.geometry.grids import codes_in_cube
 from pointup.io.cloud import as_float64
 from pointup.terminal import printable
-from pointup.visualization.viewer.scenes import (
-    Channel,
-    Layer,
-    Scene,
-    layer_spacing,
-    scene_of_files,
-)
+from pointup.visualization.viewer.scenes import Channel, Layer, Scene, layer_spacing, scene_of_files
 
 SCRIPTS = (
     "decode.js", "shaders.js", "cloud.js", "viewpoint.js", "stage.js", "overlay.js", "tools.js",
@@ -95,27 +90,28 @@ def viewer_html(scenes: Sequence[Scene], title: str) -> str:
     # No "<", which could end the script element.
     manifest = json.dumps(content, allow_nan=False).replace("<", "\\u003c")
     page = files("pointup.visualization.viewer") / "page"
-    licence = (page / "vendor" / "three.LICENSE").read_text(encoding="utf-8")
-    scripts = [
-        f"<script>\n/* three.js, https://threejs.org\n{licence}*/\n"
-        f"{(page / 'vendor' / 'three.min.js').read_text(encoding='utf-8')}</script>"
-    ]
-    scripts += [
-        f"<script>\n{(page / name).read_text(encoding='utf-8')}</script>" for name in SCRIPTS
-    ]
+    licence, three, *own = (
+        (page / name).read_text(encoding="utf-8")
+        for name in ("vendor/three.LICENSE", "vendor/three.min.js", *SCRIPTS)
+    )
+    scripts = [f"<script>\n/* three.js, https://threejs.org\n{licence}*/\n{three}</script>"]
+    scripts += [f"<script>\n{script}</script>" for script in own]
     data = [f'<script type="application/json" id="manifest">{manifest}</script>']
     data += [
         f'<script type="text/plain" id="block{number}">{text}</script>'
         for number, text in enumerate(blocks.texts)
     ]
-    html = (page / "viewer.html").read_text(encoding="utf-8")
-    for mark, text in (("DATA", "\n".join(data)), ("SCRIPTS", "\n".join(scripts))):
-        html = html.replace(f"<!--{mark}-->", text)
-    return html_head(title, (page / "viewer.css").read_text(encoding="utf-8")) + html
+    marks = {"DATA": "\n".join(data), "SCRIPTS": "\n".join(scripts)}
+    return filled_page(page, "viewer", title, marks)
 
 
-def html_head(title: str, style: str) -> str:
-    """What comes before the body of a page: its title (text) and its style (CSS)."""
+def filled_page(folder: Traversable, name: str, title: str, content: Mapping[str, str]) -> str:
+    """The page `name` of a folder, with its style, its title (text) and its content by mark."""
+    style, body = (
+        (folder / f"{name}.{ending}").read_text(encoding="utf-8") for ending in ("css", "html")
+    )
+    for mark, text in content.items():
+        body = body.replace(f"<!--{mark}-->", text)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -125,7 +121,7 @@ def html_head(title: str, style: str) -> str:
 <style>
 {style}</style>
 </head>
-"""
+{body}"""
 
 
 POSITION_STEPS = 65535

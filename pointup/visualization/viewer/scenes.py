@@ -298,10 +298,7 @@ def _is_flat(layers: Mapping[str, Layer]) -> bool:
 
 
 def _with_errors(
-    layers: Mapping[str, Layer],
-    of: str,
-    measured_to: Callable[[str], np.ndarray],
-    unit: str,
+    layers: Mapping[str, Layer], of: str, measured_to: Callable[[str], np.ndarray], unit: str
 ) -> dict[str, Layer]:
     """The layers with a channel `error`: the distance of each point to the layer `of`, and for that
     layer to the last of the others. `measured_to` gives the points (N, 3) of these two by name."""
@@ -330,20 +327,19 @@ def compare_with_reference(
     up: Literal["y", "z"] = "z",
     name: str = "",
     note: str = "",
-    max_points: int = MAX_POINTS,
     of: str = "reference",
 ) -> Scene:
     """A scene of clouds (N, 3) in memory and a reference, named `of`, coloured by error.
 
     Each cloud gets the unsquared distance to the nearest reference point, and the reference the
     distance to the nearest point of the last cloud that is not empty. Clouds of more than
-    `max_points` are thinned at random, after the distances are measured.
+    `MAX_POINTS` are thinned at random, after the distances are measured.
     """
     shown = {key: cloud for key, cloud in {**clouds, of: reference}.items() if len(cloud)}
     rows = {key: np.arange(len(cloud)) for key, cloud in shown.items()}
     for key, cloud in shown.items():
-        if len(cloud) > max_points:
-            rows[key] = np.random.default_rng(0).choice(len(cloud), max_points, replace=False)
+        if len(cloud) > MAX_POINTS:
+            rows[key] = np.random.default_rng(0).choice(len(cloud), MAX_POINTS, replace=False)
     layers = {
         key: Layer(key, np.asarray(cloud, dtype=np.float64)[rows[key]], num_points=len(cloud))
         for key, cloud in shown.items()
