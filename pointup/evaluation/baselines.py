@@ -8,6 +8,7 @@ surpass on surveys. Each makes new points; the measured points are kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from zlib import crc32
 
 import numpy as np
@@ -30,10 +31,7 @@ def random_midpoints(
 
 
 def jitter(
-    source: np.ndarray,
-    num_points: int,
-    generator: np.random.Generator,
-    share: float = JITTER_SHARE,
+    source: np.ndarray, num_points: int, generator: np.random.Generator, share: float = JITTER_SHARE
 ) -> np.ndarray:
     """Random points, each moved by Gaussian noise; (num_points, 3) float64.
 
@@ -45,10 +43,7 @@ def jitter(
 
 
 def plane(
-    source: np.ndarray,
-    num_points: int,
-    generator: np.random.Generator,
-    share: float = PLANE_SHARE,
+    source: np.ndarray, num_points: int, generator: np.random.Generator, share: float = PLANE_SHARE
 ) -> np.ndarray:
     """Random points, each moved along the plane through its 10 nearest; (num_points, 3) float64.
 
@@ -72,7 +67,7 @@ def plane(
     return source[rows] + offset - PLANE_PULL * above * normal
 
 
-BASELINES: dict[str, Callable[[np.ndarray, int, np.random.Generator], np.ndarray]] = {
+BASELINES: dict[str, Callable[..., np.ndarray]] = {
     "random_midpoints": random_midpoints,
     "jitter": jitter,
     "plane": plane,
@@ -92,13 +87,18 @@ def baseline_clouds(
     The random numbers depend on the seed, the baseline and `name`, the name of the cloud.
     Coordinates may be far from the origin. The source has at least two points.
     """
+    return {key: _with_new_points(source, num_points, seed, name, key) for key in BASELINES}
+
+
+def _with_new_points(
+    source: np.ndarray, num_points: int, seed: int, name: str, key: str, *share: float
+) -> np.ndarray:
+    """The cloud of the baseline `key`, with this `share` of noise or else the usual one."""
     source = np.asarray(source, dtype=np.float64)
     origin = source.mean(axis=0)
-    clouds = {}
-    for key, draw in BASELINES.items():
-        new = draw(source - origin, num_points - len(source), generator_of(seed, name, key))
-        clouds[key] = np.concatenate([source, new + origin])
-    return clouds
+    generator = generator_of(seed, name, key)
+    new = BASELINES[key](source - origin, num_points - len(source), generator, *share)
+    return np.concatenate([source, new + origin])
 
 
 def fitted_clouds(
@@ -114,18 +114,10 @@ def fitted_clouds(
     the nearest points; it is changed by factors of 1.25 while the error falls. With its usual share
     the cloud would be that of `baseline_clouds`, whose other arguments these are.
     """
-    source = np.asarray(source, dtype=np.float64)
-    origin = source.mean(axis=0)
     fitted = {}
-    for key, (draw, share) in FITTED.items():
-
-        def cloud(
-            share: float, key: str = key, draw: Callable[..., np.ndarray] = draw
-        ) -> np.ndarray:
-            generator = generator_of(seed, name, key.removesuffix("_fitted"))
-            new = draw(source - origin, num_points - len(source), generator, share)
-            return np.concatenate([source, new + origin])
-
+    for key, (_, share) in FITTED.items():
+        baseline = key.removesuffix("_fitted")
+        cloud = partial(_with_new_points, source, num_points, seed, name, baseline)
         best = error(cloud(share))
         for factor in (STEP, 1 / STEP):
             before = share

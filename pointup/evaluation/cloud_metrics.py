@@ -14,8 +14,7 @@ from torch_geometric.data import Batch
 from pointup.evaluation.baselines import BASELINES, FITTED
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import sizes_from_ptr
-from pointup.geometry.surfaces import Surface
-from pointup.metrics import cloud_metrics, point_to_surface_distance
+from pointup.metrics import cloud_metrics
 from pointup.model.upsampler import Upsampler
 
 Figures = dict[str, float]
@@ -62,7 +61,7 @@ METRICS = {
       "coefficient of variation of the distance of each predicted point to its nearest other "
       "point; 0 for a grid, 0.52 for random points on a surface"),
 }  # fmt: skip
-"""The metrics of `measure`, in the order to print. Lower is better for all of them."""
+"""The metrics of `measure`, and "p2f", in the order to print. Lower is better for all of them."""
 
 
 def metrics_in(unit: str) -> dict[str, Metric]:
@@ -74,20 +73,14 @@ def metrics_in(unit: str) -> dict[str, Metric]:
 
 
 @torch.no_grad()
-def measure(
-    pos: Tensor,
-    ptr: Tensor,
-    target: Tensor,
-    target_ptr: Tensor,
-    surfaces: Sequence[Surface | None] | None = None,
-) -> list[Figures]:
-    """The figures of `METRICS` for every predicted cloud, in the order of the clouds.
+def measure(pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor) -> list[Figures]:
+    """The figures of `METRICS`, without "p2f", for every predicted cloud, in their order.
 
-    "cd", "hd" and "p2f" follow the PU-GCN protocol (Qian et al. 2021). These and "cd_target_frame"
-    are multiplied by 1e3, as in published tables. "p2f" needs the true surface of a cloud, in the
-    coordinates of the cloud. A pair with an empty prediction or target has no figures ({}).
+    "cd" and "hd" follow the PU-GCN protocol (Qian et al. 2021). These and "cd_target_frame" are
+    multiplied by 1e3, as in published tables. A pair with an empty prediction or target has no
+    figures ({}).
 
-    Shapes: `pos` (P, 3), `ptr` (B+1,), `target` (T, 3), `target_ptr` (B+1,), B `surfaces`.
+    Shapes: `pos` (P, 3), `ptr` (B+1,), `target` (T, 3), `target_ptr` (B+1,).
     Raises ValueError for coordinates that are not finite.
     """
     metrics = cloud_metrics(pos, ptr, target, target_ptr)
@@ -99,16 +92,11 @@ def measure(
         "cd_target_frame": 1e3 * metrics["chamfer_target_normalised_squared"],
         "spacing_cv": metrics["spacing_cv"],
     }
-    figures = [
-        dict(zip(columns, values, strict=True))
-        for values in torch.stack(list(columns.values()), dim=1).tolist()
-    ]
-    for cloud, points in enumerate(pos.split(sizes_from_ptr(ptr).tolist())):
-        if surfaces is not None and (surface := surfaces[cloud]) is not None:
-            figures[cloud]["p2f"] = 1e3 * point_to_surface_distance(points, surface).mean().item()
+    figures = torch.stack(list(columns.values()), dim=1).tolist()
     measurable = (sizes_from_ptr(ptr) > 0) & (sizes_from_ptr(target_ptr) > 0)
     return [
-        figures[cloud] if has_points else {} for cloud, has_points in enumerate(measurable.tolist())
+        dict(zip(columns, values, strict=True)) if has_points else {}
+        for values, has_points in zip(figures, measurable.tolist(), strict=True)
     ]
 
 
@@ -131,14 +119,10 @@ def clouds_of_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler | None = N
     return clouds
 
 
-def measure_clouds(
-    batch: Batch, clouds: Clouds, surfaces: Sequence[Surface | None] | None = None
-) -> list[dict[str, Figures]]:
+def measure_clouds(batch: Batch, clouds: Clouds) -> list[dict[str, Figures]]:
     """For every pair of a batch, the figures of `measure` for each of the clouds, by row."""
     rows = {
-        row: measure(*clouds[row], batch.target, batch.target_ptr, surfaces)
-        for row in ROWS
-        if row in clouds
+        row: measure(*clouds[row], batch.target, batch.target_ptr) for row in ROWS if row in clouds
     }
     return [
         {row: figures[pair] for row, figures in rows.items() if figures[pair]}

@@ -97,9 +97,7 @@ class SurveyReference:
     def measure_fitted(self, source: np.ndarray, num_points: int, seed: int) -> dict[str, Figures]:
         """The figures of `fitted_clouds` of a source (N, 3), and their noise, by row."""
         fitted = fitted_clouds(source, max(num_points, len(source)), self.chamfer, seed)
-        return {
-            row: self.measure(cloud) | {"share": share} for row, (cloud, share) in fitted.items()
-        }
+        return {row: self.measure(made) | {"share": share} for row, (made, share) in fitted.items()}
 
     def measure(self, prediction: np.ndarray) -> Figures:
         """Figures of a predicted survey (P, 3) float64, by the names of `lidar_metrics` and
@@ -138,9 +136,8 @@ class SurveyReference:
         figures |= self._of_bands(above, forward, backward)
         if self.everywhere:
             above = above[self.extent.contains(prediction)]
-        return (
-            figures | self._of_heights(on_extent, above) | self._of_shifted_grids(on_extent, above)
-        )
+        figures |= self._of_heights(on_extent, above)
+        return figures | self._of_shifted_grids(on_extent, above)
 
     def _of_bands(self, above: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> Figures:
         """Mean distances of the points in each band of height above ground."""
@@ -284,9 +281,8 @@ def mean_distance(query: np.ndarray, points: np.ndarray) -> float:
 
 
 def _lowest_around(grid: np.ndarray) -> np.ndarray:
-    lowest = ndimage.minimum_filter(
-        np.where(np.isnan(grid), np.inf, grid), 2 * LOWEST_REACH + 1, mode="nearest"
-    )
+    known = np.where(np.isnan(grid), np.inf, grid)
+    lowest = ndimage.minimum_filter(known, 2 * LOWEST_REACH + 1, mode="nearest")
     return np.where(np.isinf(lowest), np.nan, lowest)
 
 

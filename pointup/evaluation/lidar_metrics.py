@@ -179,11 +179,9 @@ def band_metrics(scale: Scale = METRES) -> dict[str, Metric]:
         else:
             title = f"{low:g} to {scale.unit.described(high)}"
         note = "" if i else "mean distance of the points in this band of height above the ground"
-        for direction in ("to", "from"):
-            metrics[f"{direction}_reference_{name}"] = Metric(
-                f"{direction} reference, {title}", scale.unit.name, note
-            )
-            note = ""
+        to, back = f"to reference, {title}", f"from reference, {title}"
+        metrics[f"to_reference_{name}"] = Metric(to, scale.unit.name, note)
+        metrics[f"from_reference_{name}"] = Metric(back, scale.unit.name, "")
     return metrics
 
 
@@ -196,7 +194,6 @@ def height_bands() -> list[tuple[str, float, float]]:
     ]
 
 
-BESIDE = ("midpoints", *BASELINES)
 LARGER_BY = 0.10
 """A distance is much worse if it exceeds the source's by more than this share."""
 SHARE_LARGER_BY, SHARE_POINTS = 0.5, 0.1
@@ -270,9 +267,7 @@ def beside_baselines(rows: Mapping[str, Mapping[str, float]], methods: Sequence[
         return []
     best = min(known, key=known.__getitem__)
     lines = []
-    for method in methods:
-        if method not in rows:
-            continue
+    for method in (name for name in methods if name in rows):
         chamfer = rows[method]["chamfer"]
         line = f"Chamfer of the {method}: {chamfer / known[best]:.1%} of the best baseline's "
         line += f"({best.replace('_', ' ')})"
@@ -292,11 +287,10 @@ def gap_closed(rows: Mapping[str, Mapping[str, float]], methods: Sequence[str]) 
     """A line for each of `methods` in `rows`: how much of the gap between the best baseline and the
     second survey, the row "resampled", is closed; negative if the method is worse than that
     baseline. The rows must be means over the same clouds."""
-    known = _distances_of_baselines(rows)
+    best = min(_distances_of_baselines(rows).values(), default=0.0)
     second = rows.get("resampled", {}).get("chamfer")
-    if not known or second is None or second >= min(known.values()):
+    if second is None or second >= best:
         return []
-    best = min(known.values())
     return [
         f"the {method} closes {(best - rows[method]['chamfer']) / (best - second):.0%} of the gap "
         "between the best baseline and the resampled ground truth"
@@ -307,5 +301,5 @@ def gap_closed(rows: Mapping[str, Mapping[str, float]], methods: Sequence[str]) 
 
 def _distances_of_baselines(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Chamfer distances of the baselines; none if one is 0, where the source is the reference."""
-    known = {name: rows[name]["chamfer"] for name in BESIDE if name in rows}
+    known = {name: rows[name]["chamfer"] for name in ("midpoints", *BASELINES) if name in rows}
     return known if all(known.values()) else {}

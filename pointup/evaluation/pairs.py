@@ -201,14 +201,13 @@ def _packed(clouds: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor,
 
 def surface_metrics(unit: LengthUnit) -> dict[str, Metric]:
     """The metrics of `measure_to_surface` besides "p2f", in the order to print."""
+    convention = (
+        "share of the new points that are farther than this from the true surface; for the source "
+        "and the second survey all points"
+    )
     return {
         f"off_surface_{far:g}": Metric(
-            f"beyond {unit.described(far)} of the true surface",
-            "%",
-            ""
-            if i
-            else "share of the new points that are farther than this from the true surface; for "
-            "the source and the second survey all points",
+            f"beyond {unit.described(far)} of the true surface", "%", "" if i else convention
         )
         for i, far in enumerate(FAR)
     }

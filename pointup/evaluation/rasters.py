@@ -77,6 +77,7 @@ def _write(path: Path, grid: np.ndarray, extent: Extent, system: CRS | None) -> 
     width, height = extent.covered.shape
     grid[np.isnan(grid)] = NO_DATA
     left, bottom = extent.origin
+    top = bottom + height * extent.cell
     with os_errors(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # GDAL writes on close and does not say that a disk is full, so that Python writes the file.
@@ -90,9 +91,7 @@ def _write(path: Path, grid: np.ndarray, extent: Extent, system: CRS | None) -> 
                 nodata=NO_DATA,
                 compress="deflate",
                 crs=None if system is None else system.to_wkt(),
-                transform=from_origin(
-                    left, bottom + height * extent.cell, extent.cell, extent.cell
-                ),
+                transform=from_origin(left, top, extent.cell, extent.cell),
             ) as raster:
                 raster.write(grid.reshape(1, height, width))
             part.write_bytes(memory.getbuffer())

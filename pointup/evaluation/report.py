@@ -71,9 +71,8 @@ class EvaluationReport:
 
     def text(self) -> str:
         """Text for a terminal: aligned, below 100 columns wide unless a name is long."""
-        blocks = ["\n".join(self.heading)]
-        for table in self._filled():
-            blocks.append("\n".join(_titled(table)))
+        parts = [self.heading, *map(_titled, self._filled())]
+        blocks = ["\n".join(lines) for lines in parts]
         wrapper = TextWrapper(WIDTH, subsequent_indent="    ")
         if self.remarks:
             blocks.append("\n".join(map(wrapper.fill, self.remarks)))

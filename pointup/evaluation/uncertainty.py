@@ -96,9 +96,7 @@ def _of_block(points: np.ndarray, target: np.ndarray, tree: cKDTree) -> np.ndarr
     return np.where(is_plane.all(axis=1) & is_among, height, np.square(distance[:, 0]))
 
 
-def reliability(
-    measured: Sequence[tuple[np.ndarray, np.ndarray]],
-) -> Reliability:
+def reliability(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Reliability:
     """How reliable uncertainties are, of the pairs of arrays of `measured_uncertainty`; {} for
     fewer than ten points.
 
@@ -108,9 +106,7 @@ def reliability(
     distance and 90th percentile of the distances of these tenths; `sharpness`: the mean distance of
     the last one divided by that of the first.
     """
-    uncertainty, distance = (
-        np.concatenate([np.empty(0), *(pair[side] for pair in measured)]) for side in (0, 1)
-    )
+    uncertainty, distance = np.concatenate([np.empty((2, 0)), *measured], axis=1)
     if len(uncertainty) < 10:
         return {}
     deciles = np.array_split(np.argsort(uncertainty, kind="stable"), 10)

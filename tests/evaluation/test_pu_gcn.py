@@ -11,6 +11,7 @@ import torch
 
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows, measure
+from pointup.evaluation.pairs import measure_to_surface
 from pointup.evaluation.pu_gcn import (
     DrawnShapes,
     Shape,
@@ -93,7 +94,8 @@ def test_hd_sums_the_largest_distances_of_both_directions_and_hausdorff_is_the_l
 def test_unsquared_figures_of_a_pair_are_those_computed_by_hand():
     pos, target = torch.tensor(PREDICTION).float(), torch.tensor(TRUTH).float()
     ptr = torch.tensor([0, 2])
-    (figures,) = measure(pos, ptr, target, ptr, [PLANE])
+    (figures,) = measure(pos, ptr, target, ptr)
+    figures |= measure_to_surface({"source": pos.numpy()}, PLANE, None)["source"]
     assert figures.keys() == METRICS.keys()
     assert figures["chamfer"] == pytest.approx(0 / 2 + 2 / 2 + 0 / 2 + 2 / 2)
     assert figures["hausdorff"] == pytest.approx(2)

@@ -36,9 +36,7 @@ def show_report(output: Output, report: EvaluationReport, content: Mapping[str, 
     """Print a report; write its tables and, with `content`, all figures where asked for."""
     print(report.text())
     if output.json:
-        metrics = {
-            name: metric for table in report.tables for name, metric in table.metrics.items()
-        }
+        metrics = {name: m for table in report.tables for name, m in table.metrics.items()}
         write_json(output.json, {"pointup": pointup.__version__, **content}, metrics)
     if output.markdown:
         write_text(output.markdown, report.markdown())

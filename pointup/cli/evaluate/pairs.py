@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from pointup.cli.evaluate import EvaluatedPairs
 from pointup.cli.evaluate.output import (
@@ -91,9 +90,8 @@ def evaluate(options: EvaluatedPairs) -> int:
     if options.metres_per_unit is not None:
         unit = unit_of(options.metres_per_unit)
     pairs = PairDataset(samples)
-    plan = TokenBudgetBatchSampler(
-        pairs.sizes, max(options.token_budget, int(pairs.sizes.max())), shuffle=False
-    )
+    token_budget = max(options.token_budget, int(pairs.sizes.max()))
+    plan = TokenBudgetBatchSampler(pairs.sizes, token_budget, shuffle=False)
     measured: list[MeasuredPair] = []
     trusted: list[tuple[np.ndarray, np.ndarray]] = []
     have_surfaces = True
@@ -248,8 +246,8 @@ def show(
         shown.append(
             ShownPair(
                 f"{place}: {pair.name}",
-                {row: points_of(cloud) for row, (cloud, _) in made.items() if row != "resampled"},
-                points_of(batch.target),
+                {row: unpacked(*cloud)[0] for row, cloud in made.items() if row != "resampled"},
+                unpacked(batch.target, batch.target_ptr)[0],
                 vertical,
                 name,
                 note=f"Chamfer distance {values[number]:.4g} {unit.name}{share}",
@@ -262,10 +260,6 @@ def show(
         )
     title = ", ".join(each.name for each in shown)
     write_shown(shown, title, options.picture, options.view, found)
-
-
-def points_of(cloud: Tensor) -> np.ndarray:
-    return cloud.detach().cpu().double().numpy()
 
 
 def notes_on_ratios(measured: Sequence[MeasuredPair]) -> list[str]:
