@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
@@ -110,14 +109,9 @@ class PointWriter(ABC):
                 self._unfinished = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is not None:
-            self._unfinished.__exit__(kind, error, traceback)
+            self._unfinished.__exit__(kind, *error)
             return
         with os_errors(self.path, "written"), self._unfinished:
             if not self.num_points:

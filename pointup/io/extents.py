@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pointup.errors import FileError
+from pointup.geometry.grids import box_of
 from pointup.io.cloud import LAS_EXTENSIONS, PointCloud
 from pointup.io.files import TEXT_EXTENSIONS, read_first, read_points
 
@@ -62,8 +63,8 @@ def read_extent(path: Path) -> FileExtent:
     """
     if path.suffix.lower() not in LAS_EXTENSIONS:
         cloud = read_points(path)
-        xy = cloud.positions[:, :2]
-        return _extent(path, cloud, xy.min(axis=0), xy.max(axis=0), len(cloud))
+        low, high = box_of(cloud.positions[:, :2])
+        return FileExtent(path, low, high, len(cloud), (), _attributes(cloud), np.zeros(2))
     first = read_first(path, 2)
     header = first.header
     assert isinstance(header, laspy.LasHeader)
@@ -73,38 +74,27 @@ def read_extent(path: Path) -> FileExtent:
             f"{path}: its header gives x from {low[0]} to {high[0]}, y from {low[1]} to {high[1]}; "
             "repair it, or upsample it with --separate and without --bounds"
         )
-    return _extent(path, first, low, high, header.point_count, header)
-
-
-def _extent(
-    path: Path,
-    first: PointCloud,
-    low: np.ndarray,
-    high: np.ndarray,
-    num_points: int,
-    header: laspy.LasHeader | None = None,
-) -> FileExtent:
-    attributes = tuple(
-        sorted((name, v.dtype.str, v.shape[1:]) for name, v in first.attributes.items())
+    # Values of one file may not fit the scale of another.
+    scaled = tuple(
+        (f"{d.name} {d.scales} {d.offsets}", str(d.dtype), ())
+        for d in header.point_format.extra_dimensions
+        if d.is_scaled
     )
-    crs: tuple[bytes, ...] = ()
-    scale = offset = np.zeros(2)
-    if header is not None:
-        # Values of one file may not fit the scale of another.
-        attributes += tuple(
-            (f"{d.name} {d.scales} {d.offsets}", str(d.dtype), ())
-            for d in header.point_format.extra_dimensions
-            if d.is_scaled
-        )
-        scale, offset = np.abs(header.scales[:2]), np.array(header.offsets[:2])
-        records = {
-            record.record_id: record.record_data_bytes().rstrip(b"\0 \n")
-            for record in (*header.vlrs, *(header.evlrs or []))
-            if record.user_id == CRS_OWNER
-        }
-        ids = (WKT,) if WKT in records else GEO_KEYS
-        crs = tuple(records[number] for number in ids if number in records)
-    return FileExtent(path, low, high, num_points, crs, attributes, scale, offset)
+    records = {
+        record.record_id: record.record_data_bytes().rstrip(b"\0 \n")
+        for record in (*header.vlrs, *(header.evlrs or []))
+        if record.user_id == CRS_OWNER
+    }
+    ids = (WKT,) if WKT in records else GEO_KEYS
+    crs = tuple(records[number] for number in ids if number in records)
+    attributes = _attributes(first) + scaled
+    scale, offset = np.abs(header.scales[:2]), np.array(header.offsets[:2])
+    return FileExtent(path, low, high, header.point_count, crs, attributes, scale, offset)
+
+
+def _attributes(cloud: PointCloud) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    found = ((name, v.dtype.str, v.shape[1:]) for name, v in cloud.attributes.items())
+    return tuple(sorted(found))
 
 
 # Groups files into surveys by their extents, for `pointup upsample`.
@@ -154,18 +144,17 @@ def find_surveys(extents: Sequence[FileExtent]) -> Surveys:
     folders can hold surveys of the same place. A file that lies on top of another file of its own
     folder is a survey alone.
     """
-    keys = (_format, lambda e: e.crs, lambda e: e.attributes)
-    label = np.column_stack([_label(extents, key) for key in keys])
+    kinds = [(_format(each), each.crs, each.attributes) for each in extents]
     adjacent, stacked = _adjacent_and_stacked(extents)
     unlike, difference, num_unlike = None, "", 0
     for i, j in adjacent:
-        differs = label[i] != label[j]
-        if differs[1:].any() and not differs[0]:
+        if kinds[i] != kinds[j] and kinds[i][0] == kinds[j][0]:
             num_unlike += 1
             if unlike is None:
-                unlike, difference = (i, j), ("coordinate system" if differs[1] else "attributes")
-    adjacent = [(i, j) for i, j in adjacent if (label[i] == label[j]).all()]
-    stacked = [(i, j) for i, j in stacked if (label[i] == label[j]).all()]
+                is_one_system = extents[i].crs == extents[j].crs
+                unlike, difference = (i, j), "attributes" if is_one_system else "coordinate system"
+    adjacent = [(i, j) for i, j in adjacent if kinds[i] == kinds[j]]
+    stacked = [(i, j) for i, j in stacked if kinds[i] == kinds[j]]
     folder = [extent.path.parent for extent in extents]
     by_folder = any(folder[i] != folder[j] for i, j in stacked)
     if by_folder:
@@ -220,9 +209,3 @@ def _adjacent_and_stacked(
 def _format(extent: FileExtent) -> str:
     suffix = extent.path.suffix.lower()
     return next((of[0] for of in (LAS_EXTENSIONS, TEXT_EXTENSIONS) if suffix in of), suffix)
-
-
-def _label(items: Sequence, key: Callable) -> np.ndarray:
-    """Integer labels (N,), equal for items with equal keys."""
-    numbers: dict = {}
-    return np.array([numbers.setdefault(key(item), len(numbers)) for item in items])

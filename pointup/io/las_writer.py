@@ -163,8 +163,6 @@ class LasWriter(PointWriter):
 
     def write_records(self, records: laspy.ScaleAwarePointRecord) -> None:
         """Append raw records of the original unchanged; added dimensions get their defaults."""
-        if not len(records):
-            return
         extended = self._zeros(len(records))
         size = records.array.dtype.itemsize
         if (
@@ -189,7 +187,10 @@ class LasWriter(PointWriter):
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         records = self._zeros(len(positions))
         if self._conversion is not None:
-            attributes = with_returns(self._conversion.attributes(attributes), len(positions))
+            attributes = self._conversion.attributes(attributes)
+            # LAS counts returns from 1, and an only return is 1 of 1.
+            number = attributes.get("return_number", np.ones(len(positions), np.uint8))
+            attributes = {"return_number": number, "number_of_returns": number} | attributes
         for axis, name in enumerate(COORDINATES):
             steps = (positions[:, axis] - self.header.offsets[axis]) / self.header.scales[axis]
             steps = np.rint(steps)
@@ -382,12 +383,6 @@ class LasConversion:
 
     def _renamed(self, attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {self._names.get(name, name): values for name, values in attributes.items()}
-
-
-def with_returns(attributes: Mapping[str, np.ndarray], num_points: int) -> dict[str, np.ndarray]:
-    """The attributes with return numbers: LAS counts from 1, and an only return is 1 of 1."""
-    number = attributes.get("return_number", np.ones(num_points, np.uint8))
-    return {"return_number": number, "number_of_returns": number} | dict(attributes)
 
 
 def new_header(positions: np.ndarray, ranges: Mapping[str, np.ndarray]) -> laspy.LasHeader:

@@ -46,13 +46,10 @@ class PcdHeader:
     types: tuple[tuple[str, int], ...]
     viewpoint: str = "0 0 0 1 0 0 0"
 
-    def dtype(self) -> np.dtype:
-        """The type of a point in a binary file; padding fields get unique names."""
-        fields = zip(self.unique_names(), self.types, strict=True)
-        return np.dtype([(name, code, (count,)) for name, (code, count) in fields])
-
-    def unique_names(self) -> list[str]:
-        return [f"_{i}" if name == "_" else name for i, name in enumerate(self.names)]
+    def fields(self) -> list[tuple[str, str, int]]:
+        """Name, type code and number of values of each field; those of padding get unique names."""
+        names = (f"_{i}" if name == "_" else name for i, name in enumerate(self.names))
+        return [(name, *kind) for name, kind in zip(names, self.types, strict=True)]
 
 
 def read_pcd(path: Path) -> PointCloud:
@@ -92,10 +89,8 @@ def _read_header(path: Path, text: bytes) -> tuple[PcdHeader, int, int]:
     encoding = " ".join(entries.get("DATA", [])).lower()
     if not names or encoding not in ENCODINGS:
         raise FileError(f"{path}: not a PCD file: it has no header with FIELDS and DATA")
-    sizes = _numbers(path, entries, "SIZE", len(names))
-    counts = (
-        _numbers(path, entries, "COUNT", len(names)) if "COUNT" in entries else [1] * len(names)
-    )
+    entries.setdefault("COUNT", ["1"] * len(names))
+    sizes, counts = (_numbers(path, entries, key, len(names)) for key in ("SIZE", "COUNT"))
     kinds = entries.get("TYPE", [])
     types = []
     for kind, size, count in zip(kinds, sizes, counts, strict=False):
@@ -142,15 +137,14 @@ def _read_ascii(
     num_values = sum(count for _, count in header.types)
     if 2 * num_points * num_values > len(text) - start + 1:
         raise FileError(f"{path}: ends before its {num_points} points; copy it again")
-    fields = list(zip(header.unique_names(), header.types, strict=True))
-    columns = [f"{name} {i}" for name, (_, count) in fields for i in range(count)]
+    columns = [f"{name} {i}" for name, _, count in header.fields() for i in range(count)]
     # The names "x 0", "y 0", ... are no axis names, which `read_columns` would treat differently.
     table = read_columns(path, text, start, TextHeader(names=tuple(columns)))
     num_rows = len(next(iter(table.values())))
     if num_rows != num_points:
         raise FileError(f"{path}: has {num_rows} of {num_points} points; copy it again")
     values = {}
-    for name, (code, count) in fields:
+    for name, code, count in header.fields():
         parts = [
             cast_values(table[f"{name} {i}"], np.dtype(code), f"{path}: {name}")
             for i in range(count)
@@ -162,7 +156,7 @@ def _read_ascii(
 def _read_binary(
     path: Path, text: bytes, start: int, header: PcdHeader, num_points: int
 ) -> dict[str, np.ndarray]:
-    dtype = header.dtype()
+    dtype = np.dtype([(name, code, (count,)) for name, code, count in header.fields()])
     size = num_points * dtype.itemsize
     if header.encoding == "binary":
         if start + size > len(text):
@@ -173,7 +167,7 @@ def _read_binary(
     body = _decompress(path, text, start, size)
     values, offset = {}, 0
     # Compressed files store one field after another, not one point after another.
-    for name, (code, count) in zip(header.unique_names(), header.types, strict=True):
+    for name, code, count in header.fields():
         array = np.frombuffer(body, code, num_points * count, offset)
         values[name] = array.reshape(num_points, count)
         offset += array.nbytes
@@ -181,7 +175,11 @@ def _read_binary(
 
 
 def _decompress(path: Path, text: bytes, start: int, size: int) -> bytes:
-    check_lzf(path)
+    if find_spec("lzf") is None:
+        raise FileError(
+            f"{path}: compressed PCD needs python-neo-lzf; install it with "
+            "`pip install pointup[pcd]`"
+        )
     import lzf
 
     if start + 8 > len(text):
@@ -197,15 +195,6 @@ def _decompress(path: Path, text: bytes, start: int, size: int) -> bytes:
     if body is None or len(body) != unpacked:
         raise FileError(f"{path}: its compressed points can't be read; copy it again")
     return bytes(body)
-
-
-def check_lzf(path: Path) -> None:
-    """Raise FileError unless the library that reads compressed files is installed."""
-    if find_spec("lzf") is None:
-        raise FileError(
-            f"{path}: compressed PCD needs python-neo-lzf; install it with "
-            "`pip install pointup[pcd]`"
-        )
 
 
 def _unpack_colours(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:

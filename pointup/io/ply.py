@@ -32,10 +32,7 @@ TYPES = {
     "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2",
     "int": "i4", "uint": "u4", "float": "f4", "double": "f8",
 }  # fmt: skip
-OTHER_NAMES = {
-    "int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2",
-    "int32": "i4", "uint32": "u4", "float32": "f4", "float64": "f8",
-}  # fmt: skip
+OTHER_NAMES = {np.dtype(code).name: code for code in TYPES.values()}
 BYTE_ORDERS: dict[str, Literal["=", "<", ">"]] = {
     "ascii": "=",
     "binary_little_endian": "<",

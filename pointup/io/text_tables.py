@@ -20,13 +20,7 @@ import numpy as np
 
 from pointup.disk import os_errors
 from pointup.errors import FileError
-from pointup.io.cloud import (
-    ColumnWriter,
-    PointCloud,
-    as_positions,
-    storable,
-    warn_once,
-)
+from pointup.io.cloud import ColumnWriter, PointCloud, as_positions, storable, warn_once
 
 
 @dataclass(frozen=True)
