@@ -26,15 +26,9 @@ from torch_geometric.data import Batch, Data
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import TrainingError
 from pointup.geometry.packed import batch_from_ptr, copied_ahead, ptr_from_sizes, to_device
-from pointup.processes import (
-    end_with_parent,
-    from_fork_server,
-    ignore_signals,
-    signals_blocked,
-)
+from pointup.processes import end_with_parent, from_fork_server, ignore_signals, signals_blocked
 
 CPU = torch.device("cpu")
-PINNED_FOR = ("cuda", "xpu")
 MAX_OPEN_FILES = 65536
 SECONDS_TO_EXIT = 5.0
 
@@ -69,19 +63,12 @@ def collate(samples: Iterable[Data]) -> Batch:
         index=torch.tensor([sample.index for sample in samples], dtype=torch.int64, device=CPU),
     )
     if any("target_normals" in sample for sample in samples):
-        batch.target_normals = torch.cat(
-            [
-                sample.target_normals
-                if "target_normals" in sample
-                else torch.zeros_like(sample.target)
-                for sample in samples
-            ]
-        )
+        normals = [s.get("target_normals", torch.zeros_like(s.target)) for s in samples]
+        batch.target_normals = torch.cat(normals)
     if any("resample" in sample for sample in samples):
         empty = torch.empty((0, 3), dtype=torch.float32, device=CPU)
-        batch.resample, batch.resample_ptr = _pack(
-            [sample.resample if "resample" in sample else empty for sample in samples]
-        )
+        clouds = [sample.get("resample", empty) for sample in samples]
+        batch.resample, batch.resample_ptr = _pack(clouds)
     seconds = sum((Counter(sample.get("seconds", {})) for sample in samples), Counter())
     batch.core = [sample.get("core") for sample in samples]
     batch.faults = faults
@@ -140,7 +127,7 @@ def make_loader(
         collate_fn=collate,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
-        pin_memory=device.type in PINNED_FOR,
+        pin_memory=copied_ahead(device),
         timeout=timeout if num_workers else 0,
         worker_init_fn=_start_worker,
         multiprocessing_context=context,

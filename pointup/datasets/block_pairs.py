@@ -503,7 +503,9 @@ def make_region(
         _inside(place.tiles_with(fewest), region, tiling) for fewest in (tiling.fewest_points, 1)
     )
     held = is_held_out(xy // tiling.block, tiling.threshold, tiling.seed)
-    around = HeldOutTiles(tiling.tile, _tiles_of(held_out, tiling.block), tiling.strip)
+    steps = np.indices((tiling.block, tiling.block)).reshape(2, -1).T
+    held_out_tiles = (tiling.block * held_out[:, None] + steps).reshape(-1, 2)
+    around = HeldOutTiles(tiling.tile, held_out_tiles, tiling.strip)
     tiles = PlaceTiles(place, xy, len(filled), held, around, tiling.size)
     facts = {"region": list(region.xy), "left_out": left_out}
     make_part(folder, region.number, [tiles], tiling.block, make, facts)
@@ -524,12 +526,6 @@ def _usable(folders: tuple[Path, ...], left_out: list[str]) -> Iterator[SortedFi
 def _inside(tile_xy: np.ndarray, region: SurveyRegion, tiling: RegionTiling) -> np.ndarray:
     regions = tile_xy // (tiling.block * tiling.size)
     return tile_xy[(regions == np.array(region.xy)).all(axis=1)]
-
-
-def _tiles_of(block_xy: np.ndarray, block: int) -> np.ndarray:
-    """The tiles (T, 2) of blocks (B, 2)."""
-    steps = np.stack(np.meshgrid(*[np.arange(block)] * 2, indexing="ij"), axis=-1)
-    return (block_xy[:, None] * block + steps.reshape(1, -1, 2)).reshape(-1, 2)
 
 
 CELLS_PER_TILE = 10

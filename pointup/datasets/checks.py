@@ -14,13 +14,7 @@ import pyarrow as pa
 
 from pointup.datasets.columns import unpack_points
 from pointup.datasets.pair import POINT_COLUMNS
-from pointup.datasets.samples import (
-    PLACE,
-    SCHEMA,
-    TRIPLE,
-    Samples,
-    UnreadableSample,
-)
+from pointup.datasets.samples import PLACE, SCHEMA, TRIPLE, Samples, UnreadableSample
 from pointup.errors import DataError
 from pointup.processes import results_of
 

@@ -101,7 +101,8 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
         raise
     # `datasets` calls many readers, which raise errors of many classes.
     except Exception as error:
-        if path.is_dir() and not (saved or _has_tables(path)):
+        has_tables = any(file.suffix in (".arrow", ".parquet") for file in path.rglob("*"))
+        if path.is_dir() and not (saved or has_tables):
             raise DataError(
                 f"{path}: can't be opened: it holds no dataset of `pointup prepare`, and no Arrow "
                 "or Parquet files; make one, or name a file of points"
@@ -112,10 +113,6 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
             f"{path_or_hub_id}: {place}: {reason}; make a dataset with `pointup prepare`"
         ) from error
     return splits
-
-
-def _has_tables(directory: Path) -> bool:
-    return any(path.suffix in (".arrow", ".parquet") for path in directory.rglob("*"))
 
 
 def cache_root() -> Path:

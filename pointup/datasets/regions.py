@@ -216,11 +216,9 @@ def _hashes(block_xy: np.ndarray, seed: int) -> np.ndarray:
 
 def _blocks_of(region: SurveyRegion, size: int, reach: int = 0) -> np.ndarray:
     """The blocks (B, 2) int64 in a region of `size` x `size` blocks, and `reach` blocks around."""
-    x, y = (
-        np.arange(first * size - reach, (first + 1) * size + reach, dtype=np.int64)
-        for first in region.xy
-    )
-    return np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+    width = size + 2 * reach
+    first = size * np.array(region.xy) - reach
+    return first + np.indices((width, width)).reshape(2, -1).T
 
 
 def _are_in(low: np.ndarray, high: np.ndarray, extents: np.ndarray) -> np.ndarray:

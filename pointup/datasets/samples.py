@@ -122,11 +122,7 @@ class SampleTable:
 
     def unusable(self) -> np.ndarray:
         """Ascending rows of the samples that have a reason not to be used."""
-        valid = [
-            chunk.is_valid().to_numpy(zero_copy_only=False)
-            for chunk in self.column("reason").chunks
-        ]
-        return np.flatnonzero(np.concatenate([np.empty(0, bool), *valid]))
+        return np.flatnonzero(self.column("reason").is_valid().to_numpy())
 
     def points(self, row: int) -> dict[str, np.ndarray]:
         """The points of a sample by column, float32 and writable, without columns that are empty.
@@ -202,10 +198,7 @@ def write_sample_table(
             nonlocal waiting
             table = pa.Table.from_batches(waiting, SCHEMA).combine_chunks()
             whole = len(table) if is_last else len(table) // ROWS_PER_BATCH * ROWS_PER_BATCH
-            for start in range(0, whole, ROWS_PER_BATCH):
-                part = table.slice(start, min(ROWS_PER_BATCH, whole - start)).combine_chunks()
-                for batch in part.to_batches():
-                    writer.write_batch(batch)
+            writer.write_table(table.slice(0, whole), max_chunksize=ROWS_PER_BATCH)
             waiting = table.slice(whole).to_batches()
 
         for part in parts:

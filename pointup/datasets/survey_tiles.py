@@ -57,16 +57,12 @@ class Place:
 
     def tiles_with(self, fewest_points: int) -> np.ndarray:
         """The tiles (T, 2) int64 in which each side has at least `fewest_points`, ascending."""
-        common: np.ndarray | None = None
+        of_sides = []
         for files in self.sides:
             xy, counts = _count_tiles(files)
-            xy = xy[counts >= fewest_points]
-            if common is not None:
-                both, counts = np.unique(np.concatenate([common, xy]), axis=0, return_counts=True)
-                xy = both[counts == 2]
-            common = xy
-        assert common is not None
-        return common
+            of_sides.append(xy[counts >= fewest_points])
+        xy, counts = np.unique(np.concatenate(of_sides), axis=0, return_counts=True)
+        return xy[counts == len(self.sides)]
 
     def num_points(self, tile_xy: np.ndarray) -> np.ndarray:
         """Numbers of points (T,) int64 of all sides together in each of these tiles (T, 2)."""

@@ -26,11 +26,7 @@ from pointup.disk import (
     write_text,
 )
 from pointup.errors import ConfigError, DataError, FileError, PointupError
-from pointup.processes import (
-    call_each,
-    end_workers_except,
-    interrupts_held_back,
-)
+from pointup.processes import call_each, end_workers_except, interrupts_held_back
 from pointup.progress import tracked
 from pointup.terminal import note, print_error
 

@@ -232,8 +232,12 @@ class SurveyDataset:
         """Make the parts of a large survey that an interrupted call has not finished."""
         from pointup.datasets.block_pairs import RegionTiling
         from pointup.datasets.regions import shard_of
+        from pointup.io.extents import read_extent
 
-        extents = self._extents(making)
+        # By their headers; None for files that can't be used.
+        calls = [partial(read_extent, path) for path in chain.from_iterable(self.sides)]
+        known = {each.path: each for each in making.each(calls, len(calls), "reading headers")}
+        extents = [[known.get(path) for path in side] for side in self.sides]
         block, size, regions, split = self._index(extents, making)
         if not regions:
             raise making.nothing_usable("no region has points of every side")
@@ -260,16 +264,6 @@ class SurveyDataset:
         making.check_same_options({**info, **asdict(tiling), "shard": self.shard, "files": files})
         self._make_parts(making, regions, extents, tiling, split)
         return [_part_folder(making, region.number) for region in regions]
-
-    def _extents(self, making: Making) -> list[list[FileExtent | None]]:
-        """The extents of all files by their headers; None for files that can't be used."""
-        from pointup.io.extents import read_extent
-
-        calls = [partial(read_extent, path) for path in chain.from_iterable(self.sides)]
-        found = {
-            extent.path: extent for extent in making.each(calls, len(calls), "reading headers")
-        }
-        return [[found.get(path) for path in side] for side in self.sides]
 
     def _index(
         self, extents: list[list[FileExtent | None]], making: Making

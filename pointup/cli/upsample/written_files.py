@@ -114,9 +114,7 @@ class FinishedFiles:
         weights = 0
         for weight in [weight for model in models for weight in model.state_dict().values()]:
             weights = zlib.crc32(weight.detach().cpu().numpy().tobytes(), weights)
-        files = []
-        for job in survey:
-            files.append([str(job.source.resolve()), job.state[1:], job.is_context])
+        files = [[str(job.source.resolve()), job.state[1:], job.is_context] for job in survey]
         of_models = [(asdict(model.config), model.calibration) for model in models]
         content = [self.options, of_models, weights, files]
         text = json.dumps(content, default=str, sort_keys=True)
