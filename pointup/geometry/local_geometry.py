@@ -16,11 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pointup.geometry.neighbors import knn
-from pointup.geometry.packed import (
-    batch_from_ptr,
-    copied_ahead,
-    segment_mean,
-)
+from pointup.geometry.packed import batch_from_ptr, copied_ahead, segment_mean
 
 MAX_OFFSET = 1.0
 """Largest distance of a child from its anchor, in spacings of its parent."""
@@ -131,7 +127,9 @@ def plane_normals(covariance: Tensor) -> Tensor:
     unit = torch.where(scale > 0, covariance / scale.clamp(min=1e-30), third)
     deviation = unit - third
     radius = (deviation.square().sum((1, 2)) / 6).sqrt()
-    skew = (determinant(deviation) / (2 * radius.pow(3)).clamp(min=1e-18)).clamp(-1, 1)
+    x, y, z = deviation.unbind(1)
+    determinant = (torch.linalg.cross(x, y) * z).sum(1)
+    skew = (determinant / (2 * radius.pow(3)).clamp(min=1e-18)).clamp(-1, 1)
     largest_first = skew > 0
     angle = torch.acos(skew) / 3
     angle = torch.where(largest_first, angle, angle + 2 * torch.pi / 3)
@@ -168,12 +166,6 @@ def perpendicular_to_all(rows: Tensor) -> Tensor:
     # All are parallel; the longest has the smallest rounding error.
     longest = length(products).argmax(1, keepdim=True).expand(-1, 1, 3)
     return directions(products.gather(1, longest).squeeze(1))
-
-
-def determinant(matrix: Tensor) -> Tensor:
-    """Determinants (N,) of (N, 3, 3)."""
-    x, y, z = matrix.unbind(1)
-    return (torch.linalg.cross(x, y) * z).sum(1)
 
 
 def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
@@ -381,8 +373,6 @@ def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tenso
     """
     away, distance, found = to_nearest[:, 1:], distance[:, 1:], ~not_found[:, 1:]
     num_nearest = distance.shape[1]
-    if num_nearest == 0:
-        return not_found
     farthest = distance.amax(1, keepdim=True)
     # Of each neighbour and those after it: how many, and the length of their mean direction.
     unit = away / torch.linalg.vector_norm(away, dim=2, keepdim=True).clamp(min=1e-12)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from pointup.geometry.packed import at_least_float32
+from pointup.model.config import ModelConfig
 
 
 class RelativeAttention(nn.Module):
@@ -212,16 +213,20 @@ def softmax_backward(grad: Tensor, weights: Tensor) -> Tensor:
 
 
 class AttentionBlock(nn.Module):
-    """A pre-norm residual block: relative attention and, with `feed_forward`, a two-layer MLP.
+    """A pre-norm residual block with the sizes of `config`: relative attention and, with
+    `feed_forward`, a two-layer MLP.
 
     It uses LayerNorm, because with batch statistics a cloud's output would depend on the others.
     """
 
-    def __init__(self, dim: int, attention: RelativeAttention, feed_forward: bool = True) -> None:
+    def __init__(self, config: ModelConfig, heads: int, feed_forward: bool = True) -> None:
         super().__init__()
+        dim = config.feature_dim
         self.query_norm = nn.LayerNorm(dim)
         self.feature_norm = nn.LayerNorm(dim)
-        self.attention = attention
+        self.attention = RelativeAttention(
+            dim, heads, config.position_hidden, config.concat, config.beta, config.dropout
+        )
         self.feed_forward = (
             nn.Sequential(
                 nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)

@@ -25,9 +25,10 @@ from pointup.geometry.local_geometry import (
 )
 from pointup.geometry.midpoints import depths_of_slots
 from pointup.geometry.packed import to_device
+from pointup.model.attention import AttentionBlock
 from pointup.model.blocks import Block, children_per_block, in_blocks
 from pointup.model.config import ModelConfig
-from pointup.model.encoder import ChildTables, DescribedPoints, PointEncoder, attention_block
+from pointup.model.encoder import ChildTables, DescribedPoints, PointEncoder
 from pointup.model.offsets import described_in, encode_positions, mean_offset, offset_along
 
 SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR = -2.0, 4.0
@@ -41,10 +42,10 @@ class ChildDecoder(PointEncoder):
         super().build(config)
         dim, hidden = config.feature_dim, config.position_hidden
         self.slot = nn.Linear(2 * dim + hidden, dim)
-        self.shuffle = attention_block(config, config.heads, feed_forward=False)
+        self.shuffle = AttentionBlock(config, config.heads, feed_forward=False)
         # A single layer, because there are R x K of these positions per point.
         self.child_position = nn.Sequential(nn.Linear(8, hidden), nn.ReLU())
-        self.refine = attention_block(config, config.child_heads)
+        self.refine = AttentionBlock(config, config.child_heads)
         self.pull_norm = nn.LayerNorm(dim)
         self.pull = nn.Linear(dim, 2 * hidden)
         self.arch = nn.Linear(dim, 1)

@@ -23,19 +23,10 @@ from pointup.geometry.local_geometry import (
     directions,
     nearest_gaps,
 )
-from pointup.model.attention import AttentionBlock, RelativeAttention
+from pointup.model.attention import AttentionBlock
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
 from pointup.model.offsets import described_in, offset_along
-
-
-def attention_block(config: ModelConfig, heads: int, feed_forward: bool = True) -> AttentionBlock:
-    """An attention block with the sizes of `config`."""
-    dim = config.feature_dim
-    attention = RelativeAttention(
-        dim, heads, config.position_hidden, config.concat, config.beta, config.dropout
-    )
-    return AttentionBlock(dim, attention, feed_forward)
 
 
 class ChildTables(NamedTuple):
@@ -86,7 +77,7 @@ class PointEncoder(nn.Module):
         )
         self.embed = nn.Sequential(nn.Linear(2 * hidden, dim), nn.GELU(), nn.Linear(dim, dim))
         self.layers = nn.ModuleList(
-            [attention_block(config, config.heads) for _ in range(config.num_layers)]
+            [AttentionBlock(config, config.heads) for _ in range(config.num_layers)]
         )
         self.normal_norm = nn.LayerNorm(dim)
         self.normal = nn.Linear(dim, 2 * hidden)
@@ -105,7 +96,7 @@ class PointEncoder(nn.Module):
                 nn.Linear(NUM_FEATURES, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
             )
             layers: list[Any] = [
-                attention_block(config, config.heads) for _ in range(config.column_layers)
+                AttentionBlock(config, config.heads) for _ in range(config.column_layers)
             ]
             self.column_layers = nn.ModuleList(layers)
             # A network without these layers and one where they are new compute the same.
@@ -227,13 +218,12 @@ class PointEncoder(nn.Module):
             turned = (weights.float().unsqueeze(-1) * (along * vectors)).sum((0, 2))
             return directions(local.normal + turned / g.shape[1])
 
-        modules = (self.normal_norm, self.normal)
         return in_blocks(
             turn,
             len(features),
             points_per_block(features.device),
             rows=[features, g],
-            parameters=[weight for module in modules for weight in module.parameters()],
+            parameters=[*self.normal_norm.parameters(), *self.normal.parameters()],
             recompute=recompute,
         )
 

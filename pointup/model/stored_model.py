@@ -169,7 +169,9 @@ class StoredModel:
         model = network._with_weights(name, options, kwargs.get("map_location", "cpu"), download)
         if "calibration" in stored:
             model.calibration = read_calibration(name, stored["calibration"])
-        card = read_card(name, **download)
+        card = b""
+        with suppress(OSError):  # A model is of use without its card.
+            card = _file_of(name, "README.md", **download).read_bytes()
         if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
             model.source_card = card, model.fingerprint()
         return model
@@ -249,9 +251,7 @@ def _file_of(name: str, file: str, **kwargs: Any) -> Path:
     return download(name, file, **kwargs)
 
 
-def check_shapes(
-    name: str, weights: Path, expected: Mapping[str, Tensor], network: str = ""
-) -> None:
+def check_shapes(name: str, weights: Path, expected: Mapping[str, Tensor], network: str) -> None:
     """Raise ModelError for weights that don't fit the options. Only the header of the file is read.
 
     `expected` has the weights of a network with these options, `network` the name of a class that
@@ -320,14 +320,6 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
             "name; copy the model directory again"
         )
     return stored
-
-
-def read_card(name: str, **kwargs: Any) -> bytes | None:
-    """README.md of a model directory or Hub repository; None if it has none that can be read."""
-    try:
-        return _file_of(name, "README.md", **kwargs).read_bytes()
-    except OSError:  # A model is of use without its card.
-        return None
 
 
 def _check_hub_name(name: str) -> None:
