@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -194,15 +195,8 @@ def host_threads(device: torch.device, num_threads: int) -> int:
     return max(1, num_cores() // processes)
 
 
-class _TorchSettings:
-    """Number of threads and use of oneDNN before the first of several overlapping upsamplings."""
-
-    def __init__(self) -> None:
-        self.lock, self.depth = threading.Lock(), 0
-        self.num_threads, self.uses_onednn = 1, True
-
-
-_before = _TorchSettings()
+# Number of threads and use of oneDNN before the first of several overlapping upsamplings.
+_before = SimpleNamespace(lock=threading.Lock(), depth=0, num_threads=1, uses_onednn=True)
 
 
 @contextmanager

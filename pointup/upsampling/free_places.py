@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pointup.geometry.grids import box_of, in_box
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.upsampling_pass import touching
 from pointup.upsampling.store.point_store import Store, exact_positions
@@ -24,16 +25,14 @@ def move_to_free_places(
     measured: Store,
     scale: np.ndarray,
     offset: np.ndarray,
-    *,
-    keeps_measured: bool,
-    may_move: bool,
+    options: UpsampleOptions,
 ) -> int:
     """Move each new point whose place is taken to the nearest free one of the 26 around it.
 
     scale, offset: (3,) of the file; a place is a multiple of the scale. Taken are the places of
-    measured points, if the file keeps them, and of new points before. Blocks follow each other in
+    measured points, if the output keeps them, and of new points before. Blocks follow each other in
     one order, so that the result depends neither on tiles nor on processes. Returns the number of
-    new points that stay on a taken place, of all if they may not move.
+    new points that stay on a taken place; with a largest distance none moves.
     """
     if scale.min() < 2 * measured.resolution * measured.frame.unit:
         return 0  # Places finer than the grid of the store: only equal positions would meet.
@@ -46,6 +45,8 @@ def move_to_free_places(
     if not blocks:
         return 0
     low, high = np.array(bounds).transpose(1, 0, 2)
+    # A largest distance allows fewer points, but no farther ones.
+    may_move = options.max_distance is None
     margin = 3.0 * float(scale.max())
     measured_low, measured_high = measured.bounds_in_file()
     taken: dict[int, np.ndarray] = {}
@@ -55,7 +56,7 @@ def move_to_free_places(
         around = touching(low, high, number, margin)
         near = [taken[other] for other in around.tolist() if other < number]
         box = low[number] - margin, high[number] + margin
-        if keeps_measured:
+        if options.originals:
             meets = ((measured_low <= box[1]) & (measured_high >= box[0])).all(axis=1)
             for other in np.flatnonzero(meets).tolist():
                 points = measured.frame.to_file(measured.read_block(other)["position"])

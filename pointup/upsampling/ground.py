@@ -585,9 +585,7 @@ class Raster:
         grid = values.reshape(rows, columns, -1)
         padded = np.pad(grid, ((1, 1), (1, 1), (0, 0)), constant_values=nothing)
         parts = (padded[i : i + rows, j : j + columns] for i in range(3) for j in range(3))
-        combined = next(parts).copy()
-        for part in parts:
-            combine(combined, part, out=combined)
+        combined: np.ndarray = functools.reduce(combine, parts)
         return combined.reshape(values.shape)
 
     def planes(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -135,15 +135,7 @@ class NewPoints:
         self, scale: np.ndarray, offset: np.ndarray, options: UpsampleOptions
     ) -> int:
         """Call it before `summary`; see the function of this name."""
-        return move_to_free_places(
-            self._passes,
-            self._measured,
-            scale,
-            offset,
-            keeps_measured=options.originals,
-            # A largest distance allows fewer points, but no farther ones.
-            may_move=options.max_distance is None,
-        )
+        return move_to_free_places(self._passes, self._measured, scale, offset, options)
 
     def summary(self, written: Collection[int], bounds: Bounds | None = None) -> Summary:
         """Statistics of the new points that are written: to the files with the numbers `written`,

@@ -396,16 +396,12 @@ class Surroundings:
         self._points, self._low, self._high = points, low, high
         self._most = MOST_AROUND * max(len(points), BLOCK_SIZE)
         self._parts = [np.empty((0, 3))]
-        self._number = 0
 
     def add(self, points: np.ndarray) -> None:
         """Take those of points (N, 3) that lie in the box."""
-        inside = points[in_box(points, self._low, self._high)]
-        self._parts.append(inside)
-        self._number += len(inside)
-        if self._number > 2 * self._most:
+        self._parts.append(points[in_box(points, self._low, self._high)])
+        if sum(map(len, self._parts)) > 2 * self._most:
             self._parts = [self.nearest()]
-            self._number = self._most
 
     @cached_property
     def _tree(self) -> cKDTree:

@@ -114,8 +114,7 @@ class Region:
             self._place[block] = size
             size += len(rows)
             loaded.append(rows)
-            start = self._store.block_ptr[block]
-            ids.append(np.arange(start, start + len(rows)))
+            ids.append(np.arange(*self._store.block_ptr[block : block + 2]))
         self.rows, self._ids = joined(loaded), np.concatenate(ids)
         self._trees.clear()
 
