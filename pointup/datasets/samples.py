@@ -191,21 +191,16 @@ def write_sample_table(
     """
     metadata = {"pointup": json.dumps({"format": FORMAT, **description})}
     schema = SCHEMA.with_metadata(metadata)
-    waiting: list[pa.RecordBatch] = []
+    waiting = SCHEMA.empty_table()
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-
-        def write(is_last: bool) -> None:
-            nonlocal waiting
-            table = pa.Table.from_batches(waiting, SCHEMA).combine_chunks()
-            whole = len(table) if is_last else len(table) // ROWS_PER_BATCH * ROWS_PER_BATCH
-            writer.write_table(table.slice(0, whole), max_chunksize=ROWS_PER_BATCH)
-            waiting = table.slice(whole).to_batches()
-
         for part in parts:
-            waiting += part.to_batches()
-            if sum(map(len, waiting)) >= ROWS_PER_BATCH:
-                write(is_last=False)
-        write(is_last=True)
+            waiting = pa.concat_tables([waiting, part])
+            if len(waiting) >= ROWS_PER_BATCH:
+                table = waiting.combine_chunks()
+                whole = len(table) // ROWS_PER_BATCH * ROWS_PER_BATCH
+                writer.write_table(table.slice(0, whole), max_chunksize=ROWS_PER_BATCH)
+                waiting = table.slice(whole)
+        writer.write_table(waiting.combine_chunks())
 
 
 @dataclass(frozen=True)

@@ -96,10 +96,6 @@ class GroundReturns:
             found = self._ground.are_returns(rows["position"], number)
         return rows[found], number[found]
 
-    def of_block(self, block: int) -> np.ndarray:
-        """Positions (G, 3) of the ground returns of a block."""
-        return self.files.load(block, "returns")["rows"]["position"]
-
     def within(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows (G,) of the ground returns within a rectangle, and their numbers (G,)."""
         store = self.store
@@ -151,7 +147,8 @@ def ground_surface(returns: GroundReturns, density: float | None = None) -> Grou
     The density is at most `density`, and at most that of the ground returns where there are any:
     the median over them.
     """
-    parts = [returns.of_block(block) for block in returns.samples]
+    saved = (returns.files.load(block, "returns") for block in returns.samples)
+    parts = [of_block["rows"]["position"] for of_block in saved]
     seen = _density(parts)
     if not seen:
         return None
