@@ -146,10 +146,8 @@ def make_candidates(
     order = np.argsort(num_slots, kind="stable")
     ranks = slot_ranks(int(num_slots.max()), model.config.extrapolation).numpy()
     near = gather_neighborhood(region, core[order], ranks, model.config)
-    slack = None
     # In the first pass an attribute of that name is one of the file.
-    if not is_first:
-        slack = region.rows["attributes"][SLACK][near.places]
+    slack = None if is_first else region.rows["attributes"][SLACK][near.places]
     with use_of(device, device_lock, len(near.pos)):
         offset, distance, spread, log_error, *of_parents = _run(
             model, near, num_slots[order], slack, device, children_per_call

@@ -348,11 +348,7 @@ class UpsamplingPass:
         return self.store.num_blocks
 
     def _save_candidates(
-        self,
-        block: int,
-        found: Candidates,
-        ratio: np.ndarray,
-        target_count: np.ndarray,
+        self, block: int, found: Candidates, ratio: np.ndarray, target_count: np.ndarray
     ) -> None:
         rows = self.store.read_block(block)
         points = rows["position"][found.parent] + found.offset
