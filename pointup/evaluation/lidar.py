@@ -130,8 +130,9 @@ class SurveyReference:
         unit = self.scale.unit
         for threshold in self.scale.thresholds:
             limit = unit.of_metres(threshold)
-            precision, recall = np.mean(forward <= limit), np.mean(backward <= limit)
-            figures[f"f_score_{threshold:g}"] = 100 * harmonic_mean(float(precision), float(recall))
+            precision, recall = (float(np.mean(way <= limit)) for way in (forward, backward))
+            score = 2 * precision * recall / (precision + recall or 1.0)
+            figures[f"f_score_{threshold:g}"] = 100 * score
         figures |= self._of_new_points(prediction, above, forward)
         figures |= self._of_bands(above, forward, backward)
         if self.everywhere:
@@ -251,11 +252,6 @@ class ShiftedGrid:
         highest = np.full(self._shape.prod(), -np.inf)
         np.maximum.at(highest, x * self._shape[1] + y, heights)
         return np.where(np.isfinite(highest), highest, np.nan)
-
-
-def harmonic_mean(precision: float, recall: float) -> float:
-    """The F-score of a precision and a recall; 0 if both are 0."""
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def _on(extent: Extent, points: np.ndarray, name: str) -> np.ndarray:

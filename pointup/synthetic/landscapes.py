@@ -230,10 +230,9 @@ def ground(rng: np.random.Generator, steep: bool = False) -> Field:
     def hills(places: np.ndarray) -> np.ndarray:
         return places @ slope + sum(strength * wave(places) for strength, wave in bumps)
 
-    features = [road, ditch, terrace]
     height: Field = hills
     for _ in range(rng.choice([0, 1, 1, 2])):
-        height = features[rng.integers(3)](rng, height)
+        height = (road, ditch, terrace)[rng.integers(3)](rng, height)
     return height
 
 

@@ -328,9 +328,8 @@ def data_findings(name: str, min_points: int, token_budget: int | str | None) ->
             return
         bad = samples.bad_samples(min_points)
         tokens = samples.array("num_source").astype(np.int64) + samples.array("num_target")
-        text = (
-            f"{len(samples):,} pairs, {tokens.sum():,} points, at most {tokens.max():,} in a pair"
-        )
+        most = tokens.max()
+        text = f"{len(samples):,} pairs, {tokens.sum():,} points, at most {most:,} in a pair"
         reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in bad[:NUM_NAMED])
         if len(bad) == len(samples):
             yield fail(subject, f"none of {text} can be used: {reasons}", inspect)
@@ -341,8 +340,8 @@ def data_findings(name: str, min_points: int, token_budget: int | str | None) ->
             yield ok(subject, text)
         for note in notes_on_pairs(samples):
             yield warn(subject, note, f"see `pointup inspect {name}`")
-        if isinstance(token_budget, int) and tokens.max() > token_budget:
+        if isinstance(token_budget, int) and most > token_budget:
             largest = samples.names[int(tokens.argmax())]
-            text = f"{largest} has {tokens.max():,} points, more than the token budget of"
+            text = f"{largest} has {most:,} points, more than the token budget of"
             remedy = "give a larger --token-budget, or auto, or --crop"
             yield warn(subject, f"{text} {token_budget:,}", remedy)

@@ -80,7 +80,7 @@ def check_viewer_path(path: Path) -> None:
 
 def viewer_html(scenes: Sequence[Scene], title: str) -> str:
     """The page as text; see `write_viewer`."""
-    blocks = Blocks()
+    blocks: list[str] = []
     content = {
         "title": title,
         "version": pointup.__version__,
@@ -99,7 +99,7 @@ def viewer_html(scenes: Sequence[Scene], title: str) -> str:
     data = [f'<script type="application/json" id="manifest">{manifest}</script>']
     data += [
         f'<script type="text/plain" id="block{number}">{text}</script>'
-        for number, text in enumerate(blocks.texts)
+        for number, text in enumerate(blocks)
     ]
     marks = {"DATA": "\n".join(data), "SCRIPTS": "\n".join(scripts)}
     return filled_page(page, "viewer", title, marks)
@@ -132,25 +132,19 @@ NUM_BINS = 64
 _ENDS = {"viridis": (0.05, 0.98), "plasma": (0.14, 0.98), "gray": (0.1, 1.0)}
 
 
-class Blocks:
-    """Compressed arrays, as text that the page decodes."""
+def stored(values: np.ndarray, blocks: list[str]) -> dict[str, Any]:
+    """Add uint8 or uint16 values (N, ...) to the blocks, compressed, as text that the page decodes,
+    and describe the block.
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def add(self, values: np.ndarray) -> dict[str, Any]:
-        """Store uint8 or uint16 values (N, ...), byte plane by byte plane, and describe the block.
-
-        All low bytes come first, then all high bytes: equal bytes next to each other compress.
-        """
-        flat = np.ascontiguousarray(values.T if values.ndim == 2 else values[None])
-        planes = flat.reshape(-1, 1).view(np.uint8).T
-        self.texts.append(b64encode(zlib.compress(planes.tobytes(), 6)).decode("ascii"))
-        width = flat.shape[0]
-        return {"block": len(self.texts) - 1, "bytes": flat.dtype.itemsize, "width": width}
+    All low bytes come first, then all high bytes: equal bytes next to each other compress.
+    """
+    flat = np.ascontiguousarray(values.T if values.ndim == 2 else values[None])
+    planes = flat.reshape(-1, 1).view(np.uint8).T
+    blocks.append(b64encode(zlib.compress(planes.tobytes(), 6)).decode("ascii"))
+    return {"block": len(blocks) - 1, "bytes": flat.dtype.itemsize, "width": len(flat)}
 
 
-def encode_scene(scene: Scene, blocks: Blocks) -> dict[str, Any]:
+def encode_scene(scene: Scene, blocks: list[str]) -> dict[str, Any]:
     """The description of a scene for the page; its points go to `blocks`.
 
     Coordinates in the description are relative to `origin`, the middle of all layers.
@@ -231,7 +225,7 @@ def _describe_channel(name: str, layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def _encode_layer(
-    layer: Layer, origin: np.ndarray, channels: dict[str, Any], blocks: Blocks
+    layer: Layer, origin: np.ndarray, channels: dict[str, Any], blocks: list[str]
 ) -> dict[str, Any]:
     order, ptr = build_octree(layer.positions)
     positions = (layer.positions - origin)[order]
@@ -244,7 +238,7 @@ def _encode_layer(
     columns = {}
     for name, channel in layer.channels.items():
         values, note = channel.values[order], {"note": channel.note} if channel.note else {}
-        columns[name] = blocks.add(_quantise(channel, values, channels[name])) | note
+        columns[name] = stored(_quantise(channel, values, channels[name]), blocks) | note
     return {
         "name": layer.name,
         "count": len(positions),
@@ -254,7 +248,7 @@ def _encode_layer(
             [int(count), *(float(f"{x:.9g}") for x in (*node_low, *node_size))]
             for count, node_low, node_size in zip(np.diff(ptr), low, size, strict=True)
         ],
-        "positions": blocks.add(steps),
+        "positions": stored(steps, blocks),
         "columns": columns,
     }
 

@@ -246,9 +246,8 @@ def file_channels(attributes: Mapping[str, np.ndarray], unit: str = "") -> dict[
         channels["origin"] = Channel(values, "category", "new or measured", categories=names)
     if "distance_to_measured" in attributes:
         values = np.asarray(attributes["distance_to_measured"], dtype=np.float32)
-        channels["distance"] = Channel(
-            values, label="distance to measured", unit=unit, colormap="plasma"
-        )
+        label = "distance to measured"
+        channels["distance"] = Channel(values, label=label, unit=unit, colormap="plasma")
     if "uncertainty" in attributes:
         values = np.asarray(attributes["uncertainty"], dtype=np.float32)
         channels["uncertainty"] = Channel(values, label="uncertainty", unit=unit, colormap="plasma")
