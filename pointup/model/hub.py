@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from pointup.errors import ModelError
+from pointup.terminal import first_line
 
 
 def download(repo: str, file: str, **kwargs: Any) -> Path:
@@ -29,7 +30,7 @@ def download(repo: str, file: str, **kwargs: Any) -> Path:
     except (EntryNotFoundError, HfHubHTTPError) as error:
         raise OSError(_reason(error, file)) from error
     except HFValidationError as error:
-        raise OSError(_first_line(error)) from error
+        raise OSError(first_line(error)) from error
 
 
 def _reason(error: Exception, file: str) -> str:
@@ -46,14 +47,10 @@ def _reason(error: Exception, file: str) -> str:
             return "the Hub's cache has no such model, and HF_HUB_OFFLINE is set; unset it"
         if error.__cause__ is None:
             return "the Hub's cache has no such model; leave out local_files_only"
-        return f"the Hub can't be reached ({_first_line(error.__cause__)}); check the connection"
+        return f"the Hub can't be reached ({first_line(error.__cause__)}); check the connection"
     if isinstance(error, EntryNotFoundError):
         return f"the Hub repository has no {file}; it is no model of pointup"
-    return f"the Hub refuses ({_first_line(error)}); {log_in}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+    return f"the Hub refuses ({first_line(error)}); {log_in}"
 
 
 def upload(folder: Path, repo: str, private: bool) -> str:

@@ -289,11 +289,15 @@ def test_a_model_that_is_not_in_the_cache_is_reported_with_what_forbids_its_down
         Upsampler.from_pretrained("me/x", cache_dir=tmp_path, local_files_only=True)
 
     def fail(*args: object, **kwargs: object) -> None:
-        raise LocalEntryNotFoundError("not cached") from ConnectionError("no route to host")
+        raise LocalEntryNotFoundError("not cached") from cause
 
     # The Hub's own function tries it again for 20 seconds.
     monkeypatch.setattr("pointup.model.hub.hf_hub_download", fail)
+    cause = ConnectionError("no route to host")
     with pytest.raises(ModelError, match=r"the Hub can't be reached \(no route to host\); check"):
+        Upsampler.from_pretrained("me/x", cache_dir=tmp_path)
+    cause = ConnectionError()
+    with pytest.raises(ModelError, match=r"the Hub can't be reached \(ConnectionError\); check"):
         Upsampler.from_pretrained("me/x", cache_dir=tmp_path)
 
 
