@@ -12,6 +12,7 @@ from survey_files import write_random_las
 from pointup.cli import local_group
 from pointup.cli.main import main
 from pointup.errors import ConfigError
+from pointup.training.distributed.preemption import LAUNCHER_VARIABLES
 
 MILLION = 30_000_000
 """Bytes of a million points without compression."""
@@ -34,6 +35,8 @@ MILLION = 30_000_000
 def test_large_surveys_get_a_process_for_every_two_cores(
     cores, memory, sizes, expected, tmp_path, monkeypatch
 ):
+    for name in ("WORLD_SIZE", "ACCELERATE_USE_CPU", *LAUNCHER_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     monkeypatch.setattr(local_group, "cores_of_process", lambda: 99.5)
     monkeypatch.setattr(local_group, "memory_limit", lambda device, num_processes: memory)
@@ -66,6 +69,7 @@ def test_several_processes_write_the_bytes_of_one(tmp_path):
     assert names == {"in.las", "one.las", "several.las"}
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_others_and_the_environment_is_put_back():
     script = """
 import os, time
