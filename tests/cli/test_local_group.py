@@ -18,6 +18,12 @@ MILLION = 30_000_000
 """Bytes of a million points without compression."""
 
 
+def without_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests leave its variables in the environment."""
+    for name in ("WORLD_SIZE", "ACCELERATE_USE_CPU", *LAUNCHER_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.mark.parametrize(
     ("cores", "memory", "sizes", "expected"),
     [
@@ -35,8 +41,7 @@ MILLION = 30_000_000
 def test_large_surveys_get_a_process_for_every_two_cores(
     cores, memory, sizes, expected, tmp_path, monkeypatch
 ):
-    for name in ("WORLD_SIZE", "ACCELERATE_USE_CPU", *LAUNCHER_VARIABLES):
-        monkeypatch.delenv(name, raising=False)
+    without_launcher(monkeypatch)
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     monkeypatch.setattr(local_group, "cores_of_process", lambda: 99.5)
     monkeypatch.setattr(local_group, "memory_limit", lambda device, num_processes: memory)
@@ -54,7 +59,8 @@ def test_large_surveys_get_a_process_for_every_two_cores(
         assert local_group.num_local_processes(sources, None) == 1
 
 
-def test_several_processes_write_the_bytes_of_one(tmp_path):
+def test_several_processes_write_the_bytes_of_one(tmp_path, monkeypatch):
+    without_launcher(monkeypatch)
     write_random_las(tmp_path / "in.las")
     words = ["upsample", str(tmp_path / "in.las"), "--model", "lidar", "--ratio", "2", "-o"]
     assert main([*words, str(tmp_path / "one.las")]) == 0
