@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from processes import run_and_watch
 from survey_files import write_random_las
 
 from pointup.cli import local_group
@@ -64,10 +65,10 @@ def test_several_processes_write_the_bytes_of_one(tmp_path, monkeypatch):
     write_random_las(tmp_path / "in.las")
     words = ["upsample", str(tmp_path / "in.las"), "--model", "lidar", "--ratio", "2", "-o"]
     assert main([*words, str(tmp_path / "one.las")]) == 0
-    several = [*words, str(tmp_path / "several.las"), "--processes", "3"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pointup", *several], capture_output=True, text=True, timeout=100
-    )
+    several = [*words, tmp_path / "several.las", "--processes", "3"]
+    ended = run_and_watch([sys.executable, "-m", "pointup", *several], 100)
+    # With the server that forks them, and its tracker of resources.
+    assert len(ended.pids) >= 5
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.count("points in") == 1
     assert (tmp_path / "several.las").read_bytes() == (tmp_path / "one.las").read_bytes()
@@ -93,3 +94,33 @@ with local_group(os.abort, 2):
     )
     assert ended.returncode == 1
     assert ended.stderr.startswith("pointup: error: another process of this call died, perhaps")
+
+
+SLOW_PAGE = """
+import sys, time
+from pointup.cli.main import main
+from pointup.cli.upsample import written_files
+
+def write_view(jobs, path, has_heights):
+    time.sleep(8)
+    path.touch()
+
+written_files.write_view = write_view
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_errors_of_files_do_not_end_a_process_that_draws(tmp_path, monkeypatch):
+    without_launcher(monkeypatch)
+    (tmp_path / "in").mkdir()
+    write_random_las(tmp_path / "in" / "good.las")
+    for name in ("damaged.las", "empty.las"):
+        (tmp_path / "in" / name).write_bytes(b"no survey")
+    page, output = tmp_path / "page.html", f"{tmp_path / 'out'}/"
+    words = ["upsample", tmp_path / "in", "-o", output, "--view", page, "--processes", "2"]
+    ended = subprocess.run(
+        [sys.executable, "-c", SLOW_PAGE, *words], capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 1 and page.exists()
+    assert ended.stderr.count("pointup: error") == 2 and "died" not in ended.stderr

@@ -64,16 +64,21 @@ class WrittenFiles:
 
     def finish(self, in_folder: bool, model: str | None) -> int:
         """Print the summary of files in a folder, the next command of a `model` that was given, and
-        the errors. Returns the exit status; raises an only error."""
-        if self.is_main:
-            if in_folder:
-                print(self._summary())
-            following = command_after_upsampling(model) if model and not self.errors else None
-            if following:
-                print(f"next: {following}")
+        the errors. Returns the exit status; raises an only error.
+
+        Other processes than the main one end with 0: the first that fails ends all, and the main
+        one may still draw.
+        """
+        if not self.is_main:
+            return 0
+        if in_folder:
+            print(self._summary())
+        following = command_after_upsampling(model) if model and not self.errors else None
+        if following:
+            print(f"next: {following}")
         if len(self.errors) == 1:
             raise self.errors[0]
-        for error in self.errors if self.is_main else []:
+        for error in self.errors:
             print_error(f"pointup: error: {one_line(error)}")
         return int(bool(self.errors))
 
