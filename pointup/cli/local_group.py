@@ -86,9 +86,9 @@ def _num_threads() -> int:
 def local_group(run: Callable[[], int], num_processes: int) -> Iterator[None]:
     """The block runs as the main process of a group, in which all other processes call `run`.
 
-    The group is described in the environment, as by a launcher; `run` must be picklable. The
-    threads of this process are divided among all, which end with the block. Raises PointupError if
-    one of the others dies; if that doesn't end the block, this process ends too.
+    The environment describes the group, as a launcher does; `run` must be picklable. All share the
+    threads of this process. The others end with the block. Raises PointupError if one of them dies;
+    if the block waits nevertheless, this process ends as well.
     """
     if num_processes == 1:
         yield
@@ -142,9 +142,9 @@ def local_group(run: Callable[[], int], num_processes: int) -> Iterator[None]:
 
 @contextmanager
 def _ending_after(others: Sequence[BaseProcess]) -> Iterator[None]:
-    """The block; this process ends if one of the others has failed and the block goes on.
+    """Ends this process if one of the others fails and the block goes on.
 
-    It may wait for a process that died before it joined the group.
+    The block may wait for a process that died before it joined the group.
     """
     ended = threading.Event()
 
